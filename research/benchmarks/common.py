@@ -1,4 +1,4 @@
-"""What the benchmarks share: their arguments, and the model with its cache."""
+"""Shared by the benchmarks: arguments, and the model with its cache."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from pyh2o.system.threads import physical_cores
 
 
 def parser_of(doc: str | None) -> argparse.ArgumentParser:
-    """Arguments of a benchmark whose file has this docstring: a model and its cache."""
+    """Return the parser of a benchmark with this module docstring: a model and its cache."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, default=None, help="GGUF file; default: demo model")
-    parser.add_argument("--rows", type=int, default=1024, help="heavy, recent and found ones")
-    parser.add_argument("--recent", type=int, default=None, help="of these; default: half")
-    parser.add_argument("--recall", type=int, default=None, help="those found; default: an eighth")
+    parser.add_argument("--rows", type=int, default=1024, help="heavy, recent and retrieved rows")
+    parser.add_argument("--recent", type=int, default=None, help="recent rows; default: half")
+    parser.add_argument(
+        "--recall", type=int, default=None, help="retrieved rows; default: an eighth"
+    )
     parser.add_argument("--threads", type=int, default=physical_cores())
     return parser
 
 
 def settings_of(arguments: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """Return arguments of `Llama`: a cache of so many rows, for the trained context."""
+    """Return arguments of `Llama`: a cache of `n` rows for the trained context."""
     half = arguments.rows - arguments.rows // 2
     recent = half if arguments.recent is None else arguments.recent
     return {
@@ -38,5 +40,5 @@ def settings_of(arguments: argparse.Namespace, **more: Any) -> dict[str, Any]:
 
 
 def open_model(arguments: argparse.Namespace, **more: Any) -> Llama:
-    """Open the model that the arguments ask for."""
+    """Open the model with the cache of the arguments."""
     return Llama(str(find_model(arguments.model)), **settings_of(arguments, **more))

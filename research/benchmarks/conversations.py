@@ -1,14 +1,14 @@
-"""How long a person waits in a conversation: for a first token, another answer, an opened session.
+"""Measure waiting times in a conversation: first token, regenerated answer, opened session.
 
     python -m research.benchmarks.conversations turns --turns 200
     python -m research.benchmarks.conversations another --tokens 1600
     python -m research.benchmarks.conversations loading --tokens 5000
 
-* turns: each asks a question of the same number of tokens. The time to the first piece of text
-  around turn 20 and at the end, as medians of eleven turns, and the tokens that were evaluated.
-* another: the first message has so many tokens; during the second answer rows are evicted. That
-  answer is generated again and again: the time to its first piece of text, from snapshots of the
-  cache and without them, interleaved, in a process each.
+* turns: each asks a question of the same number of tokens. Reported are the time to the first text
+  around turn 20 and at the end, as medians of eleven turns, and the evaluated tokens.
+* another: the first message has `--tokens` tokens; during the second answer rows are evicted. That
+  answer is regenerated repeatedly: the time to its first text with and without snapshots of the
+  cache, interleaved, each in its own process.
 * loading: a saved conversation against reading its text again, interleaved.
 """
 
@@ -40,14 +40,14 @@ AROUND = 5
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """That something takes."""
+    """Return how long a call takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def to_the_end(pieces: Iterable[str]) -> float:
-    """Return the seconds until the first piece of an answer, which is generated to its end."""
+    """Return the seconds until the first text of an answer, which is generated to its end."""
     start, first = time.perf_counter(), 0.0
     for _ in pieces:
         first = first or time.perf_counter() - start
@@ -55,13 +55,13 @@ def to_the_end(pieces: Iterable[str]) -> float:
 
 
 def long_message(llm: Llama, n_tokens: int) -> str:
-    """A text of so many tokens."""
+    """Return a text of `n` tokens."""
     text: bytes = llm.detokenize(plain_tokens(llm, english_text())[:n_tokens])
     return text.decode(errors="ignore")
 
 
 def turns(given: argparse.Namespace) -> None:
-    """A long dialogue: the time to the first token must not grow with the turns."""
+    """A long conversation: the time to the first token must not grow with the turns."""
     llm = open_model(given)
     talk = Conversation(llm, system="You are a friendly sailor.", sampling=Sampling(seed=7))
     waits = []
@@ -82,11 +82,11 @@ def turns(given: argparse.Namespace) -> None:
     )
 
 
-class Again:
-    """A conversation, in a child process, whose last answer is generated again and again."""
+class Regenerated:
+    """A conversation in a child process whose last answer is regenerated."""
 
     def __init__(self, given: argparse.Namespace, mib: int) -> None:
-        """Let the model read the first message, and answer the second."""
+        """Read the first message, and answer the second."""
         llm = open_model(given, store_mib=mib)
         self._n = given.answer
         self._folder = tempfile.TemporaryDirectory()
@@ -95,8 +95,8 @@ class Again:
         for text, n in ((long_message(llm, given.tokens), 8), (long, given.answer)):
             self._timed(self._talk.say(text, max_tokens=n))
 
-    def another(self) -> float:
-        """Return the seconds to the first piece of another answer."""
+    def regenerate(self) -> float:
+        """Return the seconds to the first text of a regenerated answer."""
         return self._timed(self._talk.regenerate(max_tokens=self._n))
 
     def _timed(self, answer: Iterable[str]) -> float:
@@ -105,15 +105,15 @@ class Again:
         return wait
 
     def snapshots(self) -> tuple[int, float, int, int]:
-        """Return tokens before the answer, seconds of a snapshot, their number and bytes."""
+        """Return tokens before the answer, seconds per snapshot, and their number and bytes."""
         talk, stored = self._talk, self._talk.llm.model.snapshots.counts
         taken = seconds(talk.llm.kv_state)
         return talk.turns[-1].answer_start, taken, stored.texts, stored.bytes
 
 
-def another(given: argparse.Namespace) -> None:
-    """Another answer, by the MiB that snapshots of the cache may take."""
-    opener = "research.benchmarks.conversations:Again"
+def regenerate(given: argparse.Namespace) -> None:
+    """Measure a regenerated answer by the MiB that snapshots of the cache may take."""
+    opener = "research.benchmarks.conversations:Regenerated"
     with ExitStack() as stack:
         talks = {
             mib: stack.enter_context(closing(Child(opener, given, mib)))
@@ -132,7 +132,7 @@ def another(given: argparse.Namespace) -> None:
 
 
 def loading(given: argparse.Namespace) -> None:
-    """A session against its text."""
+    """Measure loading a session against reading its text."""
     llm = open_model(given)
     talk = Conversation(llm)
     to_the_end(talk.say(long_message(llm, given.tokens), max_tokens=8))
@@ -158,12 +158,12 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("what", choices=("turns", "another", "loading"))
     parser.add_argument("--turns", type=int, default=200)
-    parser.add_argument("--max-tokens", type=int, default=100, help="of an answer to a question")
-    parser.add_argument("--tokens", type=int, default=1600, help="of the first message")
-    parser.add_argument("--answer", type=int, default=330, help="tokens that are generated again")
+    parser.add_argument("--max-tokens", type=int, default=100, help="per answer")
+    parser.add_argument("--tokens", type=int, default=1600, help="length of the first message")
+    parser.add_argument("--answer", type=int, default=330, help="tokens to regenerate")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    {"turns": turns, "another": another, "loading": loading}[given.what](given)
+    {"turns": turns, "another": regenerate, "loading": loading}[given.what](given)
 
 
 if __name__ == "__main__":

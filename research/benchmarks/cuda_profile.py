@@ -1,10 +1,10 @@
-"""Where a GPU's time goes, by kernel: a chunk of 512 tokens, 64 single tokens, one compaction.
+"""Profile a GPU's kernels: a chunk of 512 tokens, 64 single tokens, one compaction.
 
     CUDA_INJECTION64_PATH=libcuda_trace.so GGML_CUDA_PDL=0 \\
         python -m research.benchmarks.cuda_profile model.gguf --history 8192,32768
 
-cuda_trace.cpp is the library; scripts/gpu_check.py compiles it. Without it only wall time is
-printed. The cache has 20 % of the window with recall, or with --full it is llama.cpp's full one.
+scripts/gpu_check.py compiles the library cuda_trace.cpp. Without it only wall time is printed. The
+cache has 20 % of the window with recall, or with --full it is llama.cpp's full cache.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pyh2o import Llama
 from ..eval.arguments import numbers
 
 # isort: split
-import llama_cpp  # after pyh2o, whose library it then runs on
+import llama_cpp  # after pyh2o, so that it uses pyh2o's library
 
 CHUNK, SINGLE = 512, 64
 
 
 class Profile:
-    """A text of random tokens, evaluated between marks of the library."""
+    """A text of random tokens, evaluated between marks of the tracing library."""
 
     def __init__(self, llm: Llama, n_tokens: int) -> None:
-        """Load the library that the environment names, if it names one."""
+        """Load the library that the environment names, if any."""
         self._llm = llm
         self._tokens = np.random.default_rng(0).integers(300, llm.n_vocab(), n_tokens).tolist()
         library = os.environ.get("CUDA_INJECTION64_PATH")
@@ -49,7 +49,7 @@ class Profile:
         return time.perf_counter() - started
 
     def show(self, what: str, n: int, *, at_once: bool = True) -> None:
-        """Evaluate tokens, and print where the time goes."""
+        """Evaluate tokens, and print the time by kernel."""
         self._mark(None)
         compactions = self._llm.kv.compactions
         seconds = self.read(n, at_once=at_once)

@@ -1,11 +1,11 @@
-"""Facts that are said once in a long text: whether the model still knows each of them at its end.
+"""Measure whether the model recalls facts of a long text at its end.
 
     python -m research.benchmarks.distant_facts --text book.txt --tokens 30000 --rows 1638
 
-The text is read as the first message of a conversation, with ten facts in it at even distances; it
-is repeated as often as it takes. Then each fact is asked for, and the question is taken back.
-Reported are the answers whose every token was the likeliest one, the loss of the right answer, and
-how often the page with the fact was the one that was looked at most while the question was read.
+The text is read as the first message of a conversation, with ten facts at even distances; a short
+text is repeated. Then each fact is asked for, and the question is removed. Reported are the answers
+whose every token was the most probable one, the loss of the right answer, and how often the page
+with the fact was the most retrieved one while the question was read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .common import open_model, parser_of
 
 PAGE = 128  # positions
 
-FACTS = [  # how a sentence begins, how it ends, and a question
+FACTS = [  # start and end of a sentence, and a question
     ("The treasure is buried under the old", "windmill", "where is the treasure buried"),
     ("The ship in the harbour is called the", "Silver Heron", "how is the ship called"),
     ("My sister's telephone number is", "5830147", "what is my sister's telephone number"),
@@ -43,21 +43,21 @@ FACTS = [  # how a sentence begins, how it ends, and a question
 
 @dataclass(frozen=True)
 class Answer:
-    """How likely the right answer was.
+    """Likelihood of the right answer.
 
     Attributes:
-        is_right: each of its tokens was the likeliest one.
-        loss: nats a token.
-        is_looked_at: most of all pages, by squared shares of attention, was that with the fact.
+        is_right: each of its tokens was the most probable one.
+        loss: nats per token.
+        is_retrieved: the page with the fact was retrieved most, by squared shares of attention.
     """
 
     is_right: bool
     loss: float
-    is_looked_at: bool
+    is_retrieved: bool
 
 
 def with_facts(llm: Llama, text: str, n_tokens: int) -> str:
-    """The text, repeated up to so many tokens, with the facts at even distances."""
+    """Return `n` tokens of the text, repeated if needed, with the facts at even distances."""
     words = text.split()
     n_words = round(n_tokens * len(words) / len(llm.tokenize(text.encode())))
     words = (words * -(-n_words // len(words)))[:n_words]
@@ -71,14 +71,14 @@ def with_facts(llm: Llama, text: str, n_tokens: int) -> str:
 
 
 def page_of(llm: Llama, sentence: str) -> int:
-    """Where in the text a sentence begins."""
+    """Return the page in which a sentence starts."""
     pieces = [llm.detokenize([token]) for token in llm.input_ids[: llm.n_tokens].tolist()]
     at = b"".join(pieces).find(sentence.encode())
     return int(np.searchsorted(np.cumsum([len(piece) for piece in pieces]), at)) // PAGE
 
 
 def ask(llm: Llama, begun: str, answer: str, question: str) -> Answer:
-    """Asks, and takes the question back."""
+    """Ask a question, and remove it."""
     start, page = llm.n_tokens, page_of(llm, begun)
     asked = f"\n\nQuestion: {question}?\n\nAnswer: {begun}"
     right = llm.tokenize(f" {answer}".encode(), add_bos=False)
@@ -109,10 +109,10 @@ def main() -> None:
         answers = [ask(llm, *fact) for fact in FACTS]
         n_right = sum(one.is_right for one in answers)
         loss = statistics.mean(one.loss for one in answers)
-        n_looked_at = sum(one.is_looked_at for one in answers)
+        n_retrieved = sum(one.is_retrieved for one in answers)
         print(
             f"{llm.n_tokens:,} tokens, {n_right} of {len(FACTS)} facts right, loss {loss:.3f}, "
-            f"looked at most: {n_looked_at}"
+            f"retrieved most: {n_retrieved}"
         )
 
 

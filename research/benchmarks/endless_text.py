@@ -1,15 +1,15 @@
-"""A very long text in one run: speed, memory and likelihood must stay what they are.
+"""Measure whether speed, memory and likelihood stay constant in a very long text.
 
     python -m research.benchmarks.endless_text --tokens 100000 --rows 1024
 
-Where the model would end its text, a paragraph break is put instead, and loops are broken by the
-guard of `pyh2o generate`: the likelihood of a text that repeats itself says nothing. Every 1,000
-tokens a line is printed: tokens per second, resident memory, mean negative log-likelihood (NLL) of
-the drawn tokens under the model's plain distribution, and what the cache has done. The last lines
-compare the last 1,000 tokens with tokens 2,000 to 3,000, and the likelihood of the later half with
-the earlier one. There is no archive, which would grow, unless --recall is given. Because a
-machine's speed drifts in so long a run, the text then goes on for another 1,000 tokens by turns
-with a new text that goes from 2,000 to 3,000.
+Where the model would end its text, a paragraph break is inserted, and the loop detection of `pyh2o
+generate` breaks loops: the likelihood of a repetitive text says nothing. Every 1,000 tokens a line
+is printed: tokens per second, resident memory, mean negative log-likelihood (NLL) of the sampled
+tokens under the model's plain distribution, and the cache's counters. The last lines compare the
+last 1,000 tokens with tokens 2,000 to 3,000, and the likelihood of the second half with the first.
+There is no archive, which would grow, unless --recall is given. Because a machine's speed drifts in
+such a long run, the text then continues for 1,000 tokens, interleaved with a new text from token
+2,000 to 3,000.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ PROMPT = b"Once upon a time, in a town by the sea,"
 
 @dataclass(frozen=True)
 class Stretch:
-    """The tokens up to `tokens`, since the stretch before."""
+    """The tokens up to `tokens`, since the previous stretch."""
 
     tokens: int
     tokens_per_second: float
     resident_bytes: int
     nll: float  # nats per token
-    distinct: float  # share of different tokens: low in a loop
+    distinct: float  # share of distinct tokens: low in a loop
     used: int
     compactions: int
     rebases: int
 
 
-def drawn_tokens(llm: Llama, sampling: Sampling) -> Iterator[int]:
-    """Tokens without end, each while the logits it was drawn from are still there."""
+def sampled_tokens(llm: Llama, sampling: Sampling) -> Iterator[int]:
+    """Yield tokens without end, each while its logits are still available."""
     prompt = llm.tokenize(PROMPT)
     paragraph = llm.tokenize(b"\n\n", add_bos=False)
     guard = RepetitionGuard(prompt)
@@ -72,7 +72,7 @@ def drawn_tokens(llm: Llama, sampling: Sampling) -> Iterator[int]:
 
 
 def surprise(llm: Llama, token: int) -> float:
-    """Negative log-likelihood of a token, in nats."""
+    """Return the negative log-likelihood of a token, in nats."""
     logits = np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (1, llm.n_vocab()))
     return float(surprises(log_softmax(logits), [token])[0])
 
@@ -81,7 +81,7 @@ def stretches(llm: Llama, sampling: Sampling, n_tokens: int) -> Iterator[Stretch
     nll: list[float] = []
     tokens: list[int] = []
     start = time.perf_counter()
-    for n, token in enumerate(drawn_tokens(llm, sampling), 1):
+    for n, token in enumerate(sampled_tokens(llm, sampling), 1):
         nll.append(surprise(llm, token))
         tokens.append(token)
         if n % STRETCH == 0:
@@ -120,8 +120,8 @@ def report(found: list[Stretch]) -> None:
     )
 
 
-def compare_by_turns(old: Llama, young: Llama, tokens: list[int]) -> float:
-    """Speed of the old text over that of the young one, from blocks of tokens in turns."""
+def compare_interleaved(old: Llama, young: Llama, tokens: list[int]) -> float:
+    """Return the speed of the old text divided by that of the new one, from interleaved blocks."""
     seconds = {id(old): 0.0, id(young): 0.0}
     young.eval(tokens[: 2 * STRETCH])
     for first in range(2 * STRETCH, 3 * STRETCH, BLOCK):
@@ -153,8 +153,8 @@ def main() -> None:
     print(llm.kv.details())
     report(found)
     tokens = llm.input_ids[: 3 * STRETCH].tolist()
-    ratio = compare_by_turns(llm, open_model(arguments), tokens)
-    print(f"by turns: speed of this text / a new one at tokens 2,000-3,000: {ratio:.3f}")
+    ratio = compare_interleaved(llm, open_model(arguments), tokens)
+    print(f"interleaved: speed of this text / a new one at tokens 2,000-3,000: {ratio:.3f}")
 
 
 if __name__ == "__main__":

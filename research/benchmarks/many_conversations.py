@@ -1,11 +1,11 @@
-"""More conversations than places: what is read again, and the first token after a move.
+"""Measure more conversations than slots: tokens read again, and the first token after a move.
 
     python -m research.benchmarks.many_conversations book.txt --conversations 50 --turns 20
 
-Conversations come back in random order, each with its history, some new tokens of a book and a few
-that the model draws. "read again" are tokens that were evaluated though an earlier turn had
-evaluated them. The time to the first token has the way to the place in it: in a place where the
-conversation still was, or back from the store.
+Conversations return in random order, each with its history, some new tokens of a book and a few
+sampled tokens. "read again" counts tokens that were evaluated although an earlier turn had
+evaluated them. The time to the first token includes finding a slot: one that still has the
+conversation, or one restored from a snapshot.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pyh2o.models import find_model
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("text", type=Path, help="UTF-8 file that is long enough")
+    parser.add_argument("text", type=Path, help="long UTF-8 file")
     parser.add_argument("--model", type=Path, default=None, help="GGUF file; default: demo model")
     parser.add_argument("--conversations", type=int, default=50)
     parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--places", type=int, default=4)
-    parser.add_argument("--new", type=int, default=32, help="tokens of a turn")
-    parser.add_argument("-n", type=int, default=8, help="tokens that are drawn in a turn")
+    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--new", type=int, default=32, help="new tokens per turn")
+    parser.add_argument("-n", type=int, default=8, help="tokens sampled per turn")
     parser.add_argument("--store-mib", type=int, default=4096)
     arguments = parser.parse_args()
 
@@ -40,14 +40,14 @@ def main() -> None:
     n_again = 0
     with Engine(
         str(find_model(arguments.model)),
-        texts=arguments.places,
+        texts=arguments.slots,
         store_mib=arguments.store_mib,
         n_ctx=8192,
     ) as engine:
         book = engine.model.tokenize(arguments.text.read_bytes(), add_bos=False)
         texts: list[list[int]] = [[] for _ in range(arguments.conversations)]
         for i in turns:
-            n_evaluated = max(0, len(texts[i]) - 1)  # the token drawn last was not
+            n_evaluated = max(0, len(texts[i]) - 1)  # except the token sampled last
             start = rng.randrange(len(book) - arguments.new)
             texts[i] += book[start : start + arguments.new]
             before, moved = engine.batches.tokens, engine.stored.moved_in

@@ -1,12 +1,13 @@
-"""Many stories at once against llama.cpp's full caches and against one at a time, interleaved.
+"""Measure many concurrent stories against llama.cpp's full caches and against one at a time.
 
     python -m research.benchmarks.many_texts book.txt --history 4096 --texts 1,8,16,32
 
-Each engine has a process. All of its texts have read the same tokens, and then each continues with
-another seed. In every round each engine writes so many tokens in all of its texts, in a thread for
-each. "tok/s" is of all texts together, the gap is the longest time between two tokens of one text,
-and "while one reads" the same for the others while one text reads a prompt, with the caches that
-evict. "steps" is that gap in batches of the others alone, measured just before.
+Each engine has its own process; all are interleaved. All texts of an engine read the same tokens,
+and then continue with different seeds. In every round each engine generates the same number of
+tokens in all of its texts, with a thread for each. "tok/s" is the sum over all texts, the gap is
+the longest time between two tokens of one text, and "while one reads" the same for the others while
+one text reads a prompt, for the caches with eviction. "steps" is that gap divided by the duration
+of a batch of the others alone, measured just before.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from pyh2o.system.threads import physical_cores
 
 
 class Pace:
-    """The longest gap between two tokens of one of several texts."""
+    """The longest gap between two tokens of one text."""
 
     def __init__(self) -> None:
         self.longest = 0.0
         self._last: dict[int, float] = {}
 
     def token(self, text: Llama) -> None:
-        """Note the time of another token of a text."""
+        """Record the time of another token of a text."""
         now = time.perf_counter()
         self.longest = max(self.longest, now - self._last.get(id(text), now))
         self._last[id(text)] = now
@@ -55,7 +56,7 @@ def write(text: Llama, first: int, pace: Pace, more: Callable[[int], bool]) -> N
 
 
 def write_all(texts: Sequence[Llama], first: int, pace: Pace, more: Callable[[int], bool]) -> float:
-    """Return the seconds that it takes to write in all texts while `more` is true."""
+    """Return the seconds to generate in all texts while `more` is true."""
     started = time.perf_counter()
     with ThreadPoolExecutor(len(texts)) as pool:
         for done in [pool.submit(write, text, first, pace, more) for text in texts]:
@@ -64,12 +65,12 @@ def write_all(texts: Sequence[Llama], first: int, pace: Pace, more: Callable[[in
 
 
 class Texts:
-    """An engine and its texts, in a child process."""
+    """An engine and its texts in a child process."""
 
     def __init__(
         self, model: str, n_texts: int, book: Path, history: int, settings: dict[str, Any]
     ) -> None:
-        """Let one text read `history` tokens of the book, and give the others its state."""
+        """Let one text read `history` tokens of the book, and give its state to the others."""
         self._engine = Engine(model, texts=n_texts, store_mib=0, **settings)
         self._open = ExitStack()  # keeps the texts open
         slots = [self._open.enter_context(self._engine.slot()) for _ in range(n_texts)]
@@ -86,10 +87,10 @@ class Texts:
         return sum(text.kv.bytes_total for text in self._texts)
 
     def write(self, n: int) -> tuple[float, float, float]:
-        """Write in all texts.
+        """Generate in all texts.
 
         Returns:
-            Tokens per second, the longest gap in seconds, texts in a batch.
+            Tokens per second, the longest gap in seconds, texts per batch.
         """
         before, pace = self._engine.batches, Pace()
         seconds = write_all(self._texts, self._book[0], pace, lambda written: written < n)
@@ -98,7 +99,7 @@ class Texts:
         return n * len(self._texts) / seconds, pace.longest, per_batch
 
     def write_while_one_reads(self, n_prompt: int, n: int) -> tuple[float, float]:
-        """Return the longest gap of all texts but one, in seconds and in batches without it."""
+        """Return the longest gap of the other texts, in seconds and in batches without that one."""
         reader, *writers = self._texts
         first = self._book[0]
         step = write_all(writers, first, Pace(), lambda written: written < n) / n
@@ -113,7 +114,7 @@ class Texts:
 
 @dataclass
 class Measured:
-    """One engine and what was measured in each round."""
+    """One engine and its measurements of each round."""
 
     name: str
     n_texts: int
@@ -153,12 +154,12 @@ class Measured:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("text", type=Path, help="UTF-8 file that is long enough")
+    parser.add_argument("text", type=Path, help="long UTF-8 file")
     parser.add_argument("--model", type=Path, default=None, help="GGUF file; default: demo model")
     parser.add_argument("--window", type=int, default=8192)
-    parser.add_argument("--history", type=int, default=4096, help="tokens that every text has")
+    parser.add_argument("--history", type=int, default=4096, help="tokens of every text at first")
     parser.add_argument("--budget", type=float, default=0.2, help="share of the window")
-    parser.add_argument("--texts", default="1,8,16,32", help="at once, of ours; the first is 1")
+    parser.add_argument("--texts", default="1,8,16,32", help="concurrent texts; the first is 1")
     parser.add_argument("--prompt", type=int, default=8000, help="tokens that one text reads")
     parser.add_argument("--full", type=int, default=8, help="texts with full caches")
     parser.add_argument("--rounds", type=int, default=5)
@@ -169,7 +170,7 @@ def main() -> None:
 
     half = given.budget / 2
     evicting = {"n_ctx": given.window, "hh": half, "recent": half, "recall": 0}
-    # room for what is written after a window, as `pyh2o bench` has it
+    # space for tokens after a window, as in `pyh2o bench`
     keeping = {"n_ctx": given.window + 256, "evict": False}
     with ExitStack() as stack:
 

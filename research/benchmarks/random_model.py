@@ -1,7 +1,7 @@
-"""Write a GGUF model of a well-known shape with random weights, to measure speed and memory with.
+"""Write a GGUF model of a well-known shape with random weights, to measure speed and memory.
 
-Neither depends on what the weights are, so a real model of gigabytes need not be had. All layers
-share one set of random matrices, which takes seconds to draw.
+Neither depends on the values of weights, so no download of gigabytes is needed. All layers share
+one set of random matrices, which takes seconds to generate.
 
     python -m research.benchmarks.random_model llama-2-7b model.gguf
     python -m research.benchmarks.random_model qwen3.5-0.8b model.gguf --type Q8_0
@@ -9,7 +9,7 @@ share one set of random matrices, which takes seconds to draw.
 
 gpt-oss-small is smaller than gpt-oss-20b, so that two cores read 8,192 tokens in minutes: it has 12
 layers instead of 24, a residual stream and experts of 1440 elements instead of 2880, 32 query and 4
-KV heads instead of 64 and 8, and 8 experts instead of 32. Both ask 4 experts for a token; head
+KV heads instead of 64 and 8, and 8 experts instead of 32. Both use 4 experts for a token; head
 size, window, sinks, YaRN and vocabulary are the real ones.
 """
 
@@ -30,48 +30,48 @@ from gguf.quants import quantize
 
 @dataclass(frozen=True)
 class Tensor:
-    """What llama.cpp reads of a tensor: its values or their blocks, row by row, and their type."""
+    """A tensor as llama.cpp reads it: its values or their blocks, row by row, and their type."""
 
     data: npt.NDArray[Any]
     dtype: GGMLQuantizationType
 
 
 class RandomTensors:
-    """Draws tensors; the same calls give the same ones."""
+    """Generates tensors; the same calls return the same tensors."""
 
     def __init__(self, dtype: GGMLQuantizationType) -> None:
-        """Matrices are of that type, where no other is asked for."""
+        """Use this type for matrices by default."""
         self._dtype = dtype
         self._rng = np.random.default_rng(0)
 
     def matrix(self, *sizes: int, dtype: GGMLQuantizationType | None = None) -> Tensor:
-        """Weights [..., n_out, n_in] that keep the variance of their inputs."""
+        """Return weights [..., n_out, n_in] that keep the variance of their inputs."""
         dtype = self._dtype if dtype is None else dtype
         return Tensor(quantize(self.normal(*sizes) / np.float32(sizes[-1] ** 0.5), dtype), dtype)
 
     def normal(self, *sizes: int) -> npt.NDArray[np.float32]:
-        """Numbers of mean 0 and variance 1."""
+        """Return numbers of mean 0 and variance 1."""
         return self._rng.standard_normal(sizes, np.float32)
 
 
 def vector(values: npt.NDArray[np.floating[Any]]) -> Tensor:
-    """Values as they are, in F32."""
+    """Return the values in F32."""
     return Tensor(values.astype(np.float32), GGMLQuantizationType.F32)
 
 
 def ones(*sizes: int) -> Tensor:
-    """The weights of a norm."""
+    """Return the weights of a norm."""
     return vector(np.ones(sizes))
 
 
 def zeros(*sizes: int) -> Tensor:
-    """Biases, which take their time and change nothing."""
+    """Return biases, which cost time and change nothing."""
     return vector(np.zeros(sizes))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape(ABC):
-    """A model without its weights: sizes, and what an architecture makes of them.
+    """A model without its weights: its sizes, and the tensors of its architecture.
 
     Attributes:
         architecture: llama.cpp's name of it.
@@ -81,7 +81,7 @@ class Shape(ABC):
         n_head, n_head_kv, head_size: of the layers that attend.
         n_ff: elements inside a feed-forward block, or inside one expert.
         n_vocab: tokens.
-        n_ctx_train: tokens that it claims to be trained on.
+        n_ctx_train: trained context that it claims.
         n_rot: elements of a head that are rotated.
     """
 
@@ -103,7 +103,7 @@ class Shape(ABC):
         return self.head_size
 
     def add_fields(self, writer: GGUFWriter) -> None:
-        """Store the sizes, and what else the architecture wants to know."""
+        """Store the sizes and the architecture's other fields."""
         writer.add_block_count(self.n_layer)
         writer.add_context_length(self.n_ctx_train)
         writer.add_embedding_length(self.n_embd)
@@ -119,10 +119,10 @@ class Shape(ABC):
 
     @abstractmethod
     def layers(self, tensors: RandomTensors) -> list[dict[str, Tensor]]:
-        """The tensors of each layer; layers of a kind share one set of matrices."""
+        """Yield the tensors of each layer; layers of a kind share one set of matrices."""
 
     def embeddings(self, tensors: RandomTensors) -> dict[str, Tensor]:
-        """Those around the layers; the output has a matrix of its own."""
+        """Return the tensors around the layers; the output has its own matrix."""
         return {
             "token_embd.weight": tensors.matrix(self.n_vocab, self.n_embd),
             "output.weight": tensors.matrix(self.n_vocab, self.n_embd),
@@ -130,7 +130,7 @@ class Shape(ABC):
         }
 
     def attention(self, tensors: RandomTensors, n_q: int | None = None) -> dict[str, Tensor]:
-        """A norm and the four matrices; `n_q` elements come out of that for queries."""
+        """Return a norm and the four matrices; the query matrix has `n_q` outputs."""
         n_embd_q, n_embd_kv = self.n_head * self.head_size, self.n_head_kv * self.head_size
         return {
             "attn_norm.weight": ones(self.n_embd),
@@ -141,7 +141,7 @@ class Shape(ABC):
         }
 
     def feed_forward(self, tensors: RandomTensors, norm: str) -> dict[str, Tensor]:
-        """A norm of that name and a gated block."""
+        """Return a norm of that name and a gated block."""
         return {
             f"{norm}.weight": ones(self.n_embd),
             "ffn_gate.weight": tensors.matrix(self.n_ff, self.n_embd),
@@ -152,7 +152,7 @@ class Shape(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Llama(Shape):
-    """Layers that are all alike."""
+    """A model of identical layers."""
 
     architecture: ClassVar[str] = "llama"
 
@@ -165,18 +165,18 @@ class Llama(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen35(Shape):
-    """Qwen 3.5: three gated delta nets, then attention, and so on.
+    """Qwen 3.5: three gated delta nets, then attention, repeated.
 
     The dense models: without experts, images, and the layer that predicts further tokens. The
-    output is the embedding, as in the small ones.
+    output is the embedding, as in the small models.
 
     Attributes:
-        attends_every: of so many layers the last one attends; the others are delta nets.
+        attends_every: the last of this many layers attends; the others are delta nets.
         rope_sections: pairs of a head's elements that each of M-RoPE's four positions rotates; the
-            other elements stay as they are.
+            other elements stay unchanged.
         n_delta_head: key heads of a delta net, and value heads.
         delta_head_size: elements of a key and of a value there.
-        n_kernel: tokens that the convolution before a delta net sees.
+        n_kernel: inputs of the convolution before a delta net, in tokens.
     """
 
     architecture: ClassVar[str] = "qwen35"
@@ -208,7 +208,7 @@ class Qwen35(Shape):
         return {"token_embd.weight": embedding, "output_norm.weight": ones(self.n_embd)}
 
     def layers(self, tensors: RandomTensors) -> list[dict[str, Tensor]]:
-        """Each query comes with a gate for what it attends to."""
+        """Each query has a gate for its output."""
         n_q = 2 * self.n_head * self.head_size
         norms = {f"attn_{name}_norm.weight": ones(self.head_size) for name in "qk"}
         attention = self.attention(tensors, n_q) | norms
@@ -220,7 +220,7 @@ class Qwen35(Shape):
         ]
 
     def _delta_net(self, tensors: RandomTensors) -> dict[str, Tensor]:
-        """Some heads forget within a few tokens and some remember hundreds."""
+        """Some heads remember a few tokens and some hundreds."""
         n_inner = self.n_delta_head * self.delta_head_size
         taps = tensors.normal(3 * n_inner, self.n_kernel) / self.n_kernel**0.5
         return {
@@ -237,20 +237,20 @@ class Qwen35(Shape):
         }
 
 
-# Of the experts, whatever the other matrices have: the real models were published in it.
+# Type of the experts, whatever the other matrices have: the real models were published in it.
 EXPERT_TYPE = GGMLQuantizationType.MXFP4
 
 
 @dataclass(frozen=True, kw_only=True)
 class GptOss(Shape):
-    """gpt-oss: experts, attention of which a part goes to sinks, a window in every second layer.
+    """gpt-oss: experts, attention with sinks, a window in every second layer.
 
     Attributes:
-        n_window: tokens that layers with a window see, the first of them and every second.
-        n_expert: of a layer.
-        n_expert_used: of them for a token.
-        n_ctx_original: tokens that it was trained on before YaRN.
-        yarn_factor: how much longer the context became by it.
+        n_window: window in tokens of every second layer, starting with the first.
+        n_expert: experts of a layer.
+        n_expert_used: experts that a token uses.
+        n_ctx_original: trained context before YaRN.
+        yarn_factor: extension of the context by YaRN.
     """
 
     architecture: ClassVar[str] = "gpt-oss"
@@ -278,12 +278,12 @@ class GptOss(Shape):
             f"attn_{name}.bias": zeros(len(attention[f"attn_{name}.weight"].data))
             for name in ("q", "k", "v", "output")
         }
-        # About as much as the keys of a window have together.
+        # About as much as all keys of a window.
         sinks = {"attn_sinks.weight": vector(5 + tensors.normal(self.n_head))}
         return [attention | biases | sinks | self._experts(tensors)] * self.n_layer
 
     def _experts(self, tensors: RandomTensors) -> dict[str, Tensor]:
-        """The matrices of all experts in one tensor each, and what chooses among experts."""
+        """Return the matrices of all experts in one tensor each, and the router."""
         inwards = (self.n_expert, self.n_ff, self.n_embd)
         outwards = (self.n_expert, self.n_embd, self.n_ff)
         chooser = tensors.matrix(self.n_expert, self.n_embd, dtype=GGMLQuantizationType.F32)
@@ -307,7 +307,7 @@ SHAPES: dict[str, Shape] = {
     "llama-3-8b": Llama(
         n_layer=32, n_embd=4096, n_head=32, n_head_kv=8, head_size=128, n_ff=14336, n_vocab=128256
     ),
-    # As many layers and heads as 7B, and little else: for what does not depend on the weights.
+    # As many layers and heads as 7B, and little else: for measurements independent of the weights.
     "heads-of-7b": Llama(
         n_layer=32, n_embd=256, n_head=32, n_head_kv=32, head_size=128, n_ff=64, n_vocab=512
     ),
@@ -389,7 +389,7 @@ def write_model(path: Path, shape: Shape, dtype: GGMLQuantizationType) -> None:
 
 
 def add_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
-    """A SentencePiece tokenizer that knows bytes, letters and made-up words."""
+    """Add a SentencePiece tokenizer with bytes, letters and made-up words."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     types = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.BYTE] * 256]
     words = ["\u2581", *ascii_lowercase, *(f"\u2581{letter}" for letter in ascii_lowercase)]

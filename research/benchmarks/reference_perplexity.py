@@ -1,15 +1,15 @@
-"""Perplexity of a text under each policy, in the NumPy reference: what per-head eviction is worth.
+"""Measure the perplexity of a text under each policy in the NumPy reference.
 
     OPENBLAS_NUM_THREADS=1 python -m research.benchmarks.reference_perplexity --text book.txt
 
-Every token of a stretch of the text is predicted from what the cache holds at that moment, with a
-compaction every 32 tokens, half of the rows heavy and half recent. Reported is the perplexity from
-token 1024 of the stretch on, beside the figure of an earlier simulation (written for another
-library, on the same stretch of the same text, "The Adventures of Sherlock Holmes" of Project
-Gutenberg, and the demo model). A policy takes some minutes on one core.
+This shows the gain of eviction per head. Every token of a stretch of the text is predicted from the
+cache at that moment, with a compaction every 32 tokens, half of the rows heavy and half recent.
+Reported is the perplexity from token 1024 of the stretch on, next to the figure of an earlier
+simulation (written for another library, on the same stretch of the same text, "The Adventures of
+Sherlock Holmes" of Project Gutenberg, and the demo model). A policy takes some minutes on one core.
 
-Paragraphs of the text are unwrapped: their words with one space between, a blank line between
-paragraphs. No token is put before it.
+Paragraphs of the text are unwrapped: words are separated by one space, paragraphs by a blank line.
+No token is put before the text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from research.eval.model import normalised, open_for_tokens, plain_tokens
 from research.reference import EvictionParameters, LlamaWeights, ReferenceLlama, read_gguf
 
 SLACK = 32
-# Forgetting a tenth every 32 tokens, as the simulation did.
+# Sums decay by a tenth every 32 tokens, as in the simulation.
 HALF_LIFE = SLACK * math.log(0.5) / math.log(0.9)
 FULL = "full"
 
@@ -47,7 +47,7 @@ SIMULATED: dict[str, dict[int, float]] = {
 
 
 def losses(weights: LlamaWeights, tokens: list[int], policy: str, rows: int) -> FloatArray:
-    """Negative log-likelihood of each token but the first, in nats. [n_tokens - 1]"""
+    """Return the negative log-likelihood of each token but the first, in nats; [n_tokens - 1]."""
     eviction = EvictionParameters(heavy=rows // 2, recent=rows - rows // 2, slack=SLACK)
     if policy == FULL:
         model = ReferenceLlama(weights)
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="UTF-8 text file")
     parser.add_argument("--start", type=int, default=3000, help="first token of the stretch")
     parser.add_argument("--tokens", type=int, default=4096, help="its length")
-    parser.add_argument("--skip", type=int, default=1024, help="tokens that are not counted")
+    parser.add_argument("--skip", type=int, default=1024, help="first tokens, not counted")
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument(
         "--policy", nargs="+", default=list(SIMULATED), help="policies, or 'full' for no eviction"

@@ -1,12 +1,12 @@
-"""How long compactions and re-bases take.
+"""Measure how long compactions and re-bases take.
 
     python -m research.benchmarks.upkeep compactions model.gguf --ctx 8192
     python -m research.benchmarks.random_model heads-of-7b heads-of-7b.gguf --context 4096
     python -m research.benchmarks.upkeep rebases heads-of-7b.gguf --ctx 4096 --kv-type f16,q8_0,q4_0
 
-The text is random tokens: how long a choice takes depends on the number of rows, hardly on them.
-"heads-of-7b" has as many layers, heads and elements of them as Llama 2 7B, and little else. Of a
-re-base the first ones of a text are timed.
+The text is random tokens: selection time depends on the number of rows, hardly on their content.
+"heads-of-7b" has the layers and heads of Llama 2 7B, and little else. Only the first re-bases of a
+text are timed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyh2o.core.parameters import KV_TYPES
 
 
 def compactions(llm: Llama, n: int) -> Iterator[float]:
-    """Milliseconds of each of n, one for each slack."""
+    """Return the milliseconds of each of `n` compactions, one for each slack."""
     read(llm, llm.kv.capacity - llm.n_tokens)
     for _ in range(n):
         before = llm.kv
@@ -34,7 +34,7 @@ def compactions(llm: Llama, n: int) -> Iterator[float]:
 
 
 def rebases(llm: Llama, n: int) -> Iterator[float]:
-    """Milliseconds of each of n."""
+    """Return the milliseconds of each of `n` re-bases."""
     while n:
         before = llm.kv
         read(llm, 256)
@@ -44,7 +44,7 @@ def rebases(llm: Llama, n: int) -> Iterator[float]:
 
 
 def read(llm: Llama, n: int) -> None:
-    """Random tokens."""
+    """Read random tokens."""
     rng = np.random.default_rng(llm.n_tokens)
     llm.eval(rng.integers(0, llm.n_vocab(), n).tolist())
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
 
-    print("| policy | rows are | threads | rows | tokens between two | median (range) |")
+    print("| policy | row type | threads | rows | tokens between two | median (range) |")
     print("|---|---|---:|---:|---:|---:|")
     lists = (given.policy.split(","), given.kv_type.split(","), map(int, given.threads.split(",")))
     for policy, kv_type, threads in product(*lists):
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def n_layers(llm: Llama) -> int:
-    """Of a model that attends in all of them."""
+    """Return the layers of a model that attends in all of them."""
     return int(llm.metadata["llama.block_count"])
 
 

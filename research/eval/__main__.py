@@ -1,4 +1,4 @@
-"""What a cache that evicts loses, measured without a network.
+"""Measure the quality loss of a cache with eviction without a network.
 
 python -m research.eval fidelity --text book.txt --policy h2o-far,streaming --budget 0.1,0.2
 """
@@ -44,7 +44,7 @@ rows = partial(numbers, parse_rows)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure what is missing in the file, and show the tables."""
+    """Measure the units missing in the file, and show the tables."""
     given = parser().parse_args(arguments)
     with reported_errors():
         measure(given, *given.make(given))
@@ -53,10 +53,10 @@ def main(arguments: list[str] | None = None) -> None:
 def measure(
     given: argparse.Namespace, measurement: type[Measurement[Any]], settings: Settings
 ) -> None:
-    """Measure, and show what was measured even if something cannot be, or at Ctrl-C."""
+    """Measure, and show the results even after an error or Ctrl-C."""
     machine = machine_facts(settings.compute.threads, settings.compute.gpu_layers)
     if given.json is not None and not given.json.absolute().parent.is_dir():
-        raise SettingsError(f"there is no folder {given.json.absolute().parent}: create it")
+        raise SettingsError(f"{given.json.absolute().parent} does not exist: create it")
     file = ResultFile(given.json, measurement.kind, settings.basis(), machine)
     measured = measurement(settings, file)
     try:
@@ -69,7 +69,7 @@ def measure(
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands with their options."""
+    """Return all commands with their options."""
     top = argparse.ArgumentParser(
         prog="research.eval", description=(__doc__ or "").partition("\n")[0]
     )
@@ -83,26 +83,26 @@ def parser() -> argparse.ArgumentParser:
         add("--policy", action="append", help=f"default: {DEFAULT_POLICY},{STREAMING}")
         add("--budget", type=rows, default=(0.2, 0.1), help="rows: fractions or counts")
         add("--recent-share", type=float, help="of the rows that are not pinned; default: half")
-        add("--recall", type=rows, default=(None,), help="rows that are found; 0: no archive")
+        add("--recall", type=rows, default=(None,), help="retrieved rows; 0: no archive")
         add("--pinned", type=int, default=0)
-        add("--json", type=Path, help="file of all units, with which a later run goes on")
+        add("--json", type=Path, help="file of all units, which a later run continues")
         return add
 
     add = command(fidelity, "perplexity of texts, and KL to the full cache's predictions")
     add("--text", type=Path, action="append", required=True)
-    add("--tokens", type=counts, default=(4096,), help="lengths that are read of each text")
-    add("--start", type=int, default=0, help="first token that is read")
-    add("--from", dest="first", type=int, help="first of the tokens read that counts")
-    add("--stretch", type=int, default=2048, help="tokens of a part with its own perplexity")
-    add("--keep-lines", action="store_true", help="as code, tables and chats need it")
-    add("--at-once", type=int, default=CHUNK, help="tokens; 1: as when a text is written")
+    add("--tokens", type=counts, default=(4096,), help="lengths read of each text")
+    add("--start", type=int, default=0, help="first token to read")
+    add("--from", dest="first", type=int, help="first token that counts, from --start")
+    add("--stretch", type=int, default=2048, help="length of parts with separate perplexity")
+    add("--keep-lines", action="store_true", help="for code, tables and chats")
+    add("--at-once", type=int, default=CHUNK, help="chunk size; 1: as in generation")
 
-    add = command(recall, "what stands somewhere in a long text: RULER's tasks")
-    add("--task", type=words, default=TASKS_BY_DEFAULT, help=f"all, or of {', '.join(TASKS)}")
-    add("--tokens", type=counts, default=(4096,), help="of a sample with its answer")
-    add("--samples", type=int, default=5, help="of each task and length")
-    add("--question", type=words, default=("after", "before"), help="known before rows go")
-    add("--text", type=Path, help="prose to hide something in; default: made up")
+    add = command(recall, "questions about facts in a long text: RULER's tasks")
+    add("--task", type=words, default=TASKS_BY_DEFAULT, help=f"all, or some of {', '.join(TASKS)}")
+    add("--tokens", type=counts, default=(4096,), help="length of a sample with its answer")
+    add("--samples", type=int, default=5, help="per task and length")
+    add("--question", type=words, default=("after", "before"), help="relative to eviction")
+    add("--text", type=Path, help="prose to hide facts in; default: made up")
     add("--seed", type=int, default=0)
 
     add = command(story, "how repetitive stories are, and how likely under the full cache")
@@ -115,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def shared(given: argparse.Namespace) -> dict[str, Any]:
-    """The fields that all settings have."""
+    """Return the fields that all settings share."""
     policies = policies_of(given.policy or [DEFAULT_POLICY, STREAMING])
     default, share = EvictionSettings(), given.recent_share
     return {
@@ -169,13 +169,13 @@ def story(given: argparse.Namespace) -> tuple[type[Stories], StorySettings]:
 
 
 def check(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
-    """Refuse a word that an option does not have.
+    """Refuse an unknown value of an option.
 
     Raises:
-        SettingsError: with those that it has.
+        SettingsError: lists the known values.
     """
     if unknown := [word for word in given if word not in known]:
-        raise SettingsError(f"{option} {unknown[0]}: give some of {', '.join(known)}")
+        raise SettingsError(f"unknown {option} {unknown[0]}: give some of {', '.join(known)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the user gives to the programs that measure: shared options, lists, texts and files."""
+"""Arguments of measuring programs: shared options, lists, texts and files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def add_compute(parser: argparse.ArgumentParser) -> None:
-    """The model, and what computes it."""
+    """Add options for the model and the devices."""
     parser.add_argument("--model", "-m", type=Path, help="GGUF file or name; default: demo model")
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--gpu-layers", type=int, help="default: none; all with --rpc")
@@ -27,15 +27,15 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
 
 
 def model_of(given: argparse.Namespace) -> Path:
-    """The file of the model."""
+    """Return the model's file."""
     return find_model(given.model)
 
 
 def compute_of(given: argparse.Namespace) -> Compute:
-    """What computes.
+    """Return the devices.
 
     Raises:
-        SettingsError: a server's address that is none.
+        SettingsError: a server's address is invalid.
     """
     from pyh2o.library import rpc
 
@@ -47,12 +47,12 @@ def compute_of(given: argparse.Namespace) -> Compute:
 
 
 def numbers(parse: Callable[[str], T], text: str) -> tuple[T, ...]:
-    """The items of a list with commas, each once."""
+    """Return the distinct items of a comma-separated list."""
     return tuple(dict.fromkeys(parse(item.strip()) for item in text.split(",")))
 
 
 def parse_rows(text: str) -> Rows:
-    """A fraction of the tokens (0.1, 1.0) or a count of rows (256)."""
+    """Parse a fraction of the tokens (0.1, 1.0) or a count of rows (256)."""
     rows: Rows = int(text) if text.isdecimal() else float(text)
     if rows < 0 or (isinstance(rows, float) and rows > 1):
         raise argparse.ArgumentTypeError(f"{text}: give a fraction up to 1.0 or a count")
@@ -60,10 +60,10 @@ def parse_rows(text: str) -> Rows:
 
 
 def policies_of(given: list[str]) -> list[str]:
-    """The policies of some lists with commas.
+    """Return the policies of comma-separated lists.
 
-    Commas also stand between the parameters of a policy, as in "snap:queries=64,pool=5,h2o": what
-    is a parameter belongs to the policy before it.
+    Commas also separate the parameters of a policy, as in "snap:queries=64,pool=5,h2o": a parameter
+    belongs to the policy before it.
     """
     policies: list[str] = []
     for item in ",".join(given).split(","):
@@ -75,10 +75,10 @@ def policies_of(given: list[str]) -> list[str]:
 
 
 def read_text(file: Path) -> str:
-    """The text of a UTF-8 file.
+    """Read a UTF-8 text file.
 
     Raises:
-        SettingsError: it is empty, or no UTF-8.
+        SettingsError: it is empty, or not UTF-8.
     """
     try:
         text = file.read_text("utf-8-sig")
@@ -90,7 +90,7 @@ def read_text(file: Path) -> str:
 
 
 def new_file(path: Path | None) -> Path | None:
-    """A file that is going to be written, checked before hours of measuring.
+    """Return the path of a new file, checked before hours of measuring.
 
     Raises:
         SettingsError: it exists, or its folder does not.
@@ -101,13 +101,13 @@ def new_file(path: Path | None) -> Path | None:
 
 
 def say(text: str) -> None:
-    """Tell how it goes."""
+    """Print progress."""
     print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def reported_errors() -> Iterator[None]:
-    """An expected error ends the program with a line and exit code 1, Ctrl-C with 130."""
+    """End the program with a line and exit code 1 after an expected error, and 130 after Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:

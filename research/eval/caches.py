@@ -1,4 +1,4 @@
-"""What is compared: caches under test, the rows that a budget comes to, and how they are opened."""
+"""Compared caches: their budgets in rows, and how they are opened."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyh2o.errors import SettingsError
 from pyh2o.policies import Streaming
 
 FULL = "full"
-# The policy that all others are measured by: a few sinks and the newest tokens (Xiao et al. 2024).
+# The baseline of all other policies: a few sinks and the newest tokens (Xiao et al. 2024).
 STREAMING = Streaming.name
 
 # A fraction of the tokens (float) or a count of rows (int).
@@ -22,15 +22,14 @@ Rows = float | int
 
 @dataclass(frozen=True)
 class Compute:
-    """What computes: threads of the CPU; layers on the GPU or on servers, -1 for all of them; and
-    host:port of the servers."""
+    """CPU threads; layers on the GPU or on servers, -1 for all; and host:port of the servers."""
 
     threads: int
     gpu_layers: int = 0
     rpc_servers: tuple[str, ...] = ()
 
     def arguments(self) -> dict[str, Any]:
-        """As `Llama` takes them."""
+        """Return arguments of `Llama`."""
         return {
             "n_threads": self.threads,
             "n_threads_batch": self.threads,
@@ -42,17 +41,16 @@ class Compute:
 
 @dataclass(frozen=True)
 class MeasuredCache:
-    """One cache under test.
+    """A cache under test.
 
     Attributes:
-        name: as shown in tables; no other cache of a comparison has it.
-        policy: that chooses the rows; "full" where nothing is evicted.
-        budget: as it was asked for, in words.
-        rows: that a token attends to after a compaction, those that it finds among the evicted
-            ones included; 0 for a full cache, which has no limit.
+        name: shown in tables; unique in a comparison.
+        policy: that selects the rows; "full" for a cache without eviction.
+        budget: as requested, in words.
+        rows: rows that a token attends to after a compaction, including retrieved rows; 0 for a
+            full cache, which has no limit.
         heavy, recent, pinned: the parts of rows.
-        recall: of the rows those that are found; they are taken off the heavy ones first. 0 keeps
-            no archive.
+        recall: retrieved rows, which reduce the heavy rows first. 0 keeps no archive.
     """
 
     name: str
@@ -66,16 +64,16 @@ class MeasuredCache:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing is evicted."""
+        """Whether it has no eviction."""
         return self.policy == FULL
 
     @property
     def is_streaming(self) -> bool:
-        """Whether this is sinks and a window alone, which the others are compared with."""
+        """Whether it is the baseline of sinks and a window."""
         return is_streaming(self.policy)
 
     def eviction(self) -> dict[str, Any]:
-        """The fields of EvictionSettings that it sets; those of a full cache evict nothing."""
+        """Return its fields of EvictionSettings; those of a full cache evict nothing."""
         if self.is_full:
             return {"hh": 0.5, "recent": 0.5, "recall": 0}
         return {
@@ -91,17 +89,17 @@ FULL_CACHE = MeasuredCache(FULL)
 
 
 def is_streaming(policy: str) -> bool:
-    """Whether a policy is sinks and a window, whatever its parameters."""
+    """Return whether a policy is sinks and a window, whatever its parameters."""
     return policy.partition(":")[0] == STREAMING
 
 
 def budget_name(budget: Rows) -> str:
-    """A budget in words: "20 %" or "1638 rows"."""
+    """Return a budget in words: "20 %" or "1638 rows"."""
     return f"{budget} rows" if isinstance(budget, int) else f"{budget * 100:g} %"
 
 
 def recall_name(recall: Rows | None) -> str:
-    """A part that is found in words, which a cache's name ends with; nothing for the default."""
+    """Return the suffix of a cache's name for its retrieved rows; nothing for the default."""
     if recall is None:
         return ""
     return f"recall {budget_name(recall)}" if recall else "no recall"
@@ -115,26 +113,25 @@ def parts_of(
     pinned: int = 0,
     recall: Rows | None = 0,
 ) -> dict[str, Any]:
-    """The rows of a budget and their parts, as fields of MeasuredCache.
+    """Return a budget's rows and their parts, as fields of MeasuredCache.
 
     Args:
         budget: a fraction of the tokens (float) or a count (int).
-        tokens: that fractions refer to.
-        recent_share: of the rows that are not pinned, kept because they are recent.
-        pinned: rows that are never evicted; they are a part of the budget.
-        recall: rows of the budget that are found among the evicted ones, likewise; None for as many
-            as the settings have by default.
+        tokens: the base of fractions.
+        recent_share: share of the rows that are not pinned.
+        pinned: rows that are never evicted; part of the budget.
+        recall: retrieved rows of the budget, a fraction or a count; None for the settings' default.
 
     Raises:
         SettingsError: no row is left in the cache that is not pinned.
     """
     rows = budget if isinstance(budget, int) else int(budget * tokens)
     free = rows - pinned
-    besides = f" besides {pinned} that are pinned" if pinned else ""
+    besides = f" besides {pinned} pinned rows" if pinned else ""
     if free < 1:
         raise SettingsError(
             f"--budget {budget} is {rows} rows of {tokens} tokens, which leaves none{besides}: "
-            "give a larger one"
+            "raise --budget"
         )
     found = default_recall(free)
     if recall is not None:
@@ -142,7 +139,7 @@ def parts_of(
     if found >= free:
         raise SettingsError(
             f"--recall {recall} is {found} of the {rows} rows of --budget {budget}, which leaves "
-            f"none in the cache{besides}: give less"
+            f"none in the cache{besides}: lower --recall"
         )
     recent = max(1, round(free * recent_share))
     return {
@@ -155,12 +152,12 @@ def parts_of(
 
 
 def check_budgets(caches: Iterable[MeasuredCache], window: int, n_ctx_train: int) -> None:
-    """Refuse a budget that the model cannot have, before anything is measured.
+    """Refuse a budget that the model does not support, before measuring.
 
     Args:
-        caches: which.
-        window: most tokens of the text.
-        n_ctx_train: positions the model was trained on.
+        caches: the compared caches.
+        window: longest text in tokens.
+        n_ctx_train: trained context.
 
     Raises:
         SettingsError: it needs more positions.
@@ -173,18 +170,18 @@ def check_budgets(caches: Iterable[MeasuredCache], window: int, n_ctx_train: int
 def open_llama(
     model: Path, cache: MeasuredCache, *, window: int, compute: Compute, **more: Any
 ) -> Llama:
-    """The model with a cache.
+    """Open the model with a cache.
 
     The full cache is one whose budget covers the window, unless `evict=False` asks for llama.cpp's
-    own: it computes attention as those do that evict. llama.cpp's own rounds otherwise, which on
-    the demo model moves predictions by a fifth of what eviction at 20 % does, and would be counted
-    as a loss by eviction.
+    own: it computes attention as the caches with eviction do. llama.cpp's own rounds differently,
+    which on the demo model moves predictions by a fifth of the effect of eviction at 20 %, and
+    would be counted as a loss by eviction.
 
     Args:
         model: a GGUF file.
-        cache: what it keeps.
-        window: most tokens of the text.
-        compute: what computes.
+        cache: the cache under test.
+        window: longest text in tokens.
+        compute: devices and threads.
         **more: further arguments of `Llama`.
 
     Raises:
@@ -198,13 +195,13 @@ def open_llama(
 
 
 def check_full(llm: Llama) -> None:
-    """Make sure that a full cache is one, after what was read.
+    """Check that a full cache evicted nothing.
 
     Raises:
         SettingsError: rows were evicted.
     """
     if llm.evicting and llm.kv.compactions:
         raise SettingsError(
-            f"{llm.n_tokens} tokens do not fit the {llm.kv.capacity} rows that the full cache can "
-            "have with this model: give fewer --tokens"
+            f"{llm.n_tokens} tokens do not fit the {llm.kv.capacity} rows of this model's full "
+            "cache: give fewer --tokens"
         )

@@ -1,7 +1,7 @@
 """Common and frequent words: RULER's two tasks of counting over a whole text.
 
 After NVIDIA/RULER, `scripts/data/synthetic/common_words_extraction.py` and
-`freq_words_extraction.py`. Of what H2O is measured on, these depend most on which tokens stay.
+`freq_words_extraction.py`. Of all tasks, these depend most on which tokens are kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMMON_LEAST = COMMON + 1
 # Exponent of the zeta distribution, and its normaliser zeta(2).
 ALPHA = 2.0
 ZETA = math.pi**2 / 6
-# RULER's vocabulary has a word for so many tokens, and the text grows by that share of them.
+# RULER's vocabulary has a word per this many tokens, and the text grows by that share of them.
 TOKENS_PER_WORD = 50
 STEPS = 32
 FREQUENT = 3
@@ -53,7 +53,8 @@ _FREQUENT_PREFIX = (
 
 
 def build_common(size: int, tokens: int, rng: random.Random, prose: Prose) -> Sample:
-    """A list of `size` words, ten of which come more often; a short list with its answer first.
+    """Return a list of `size` words, ten of them more frequent, after a short example with its
+    answer.
 
     Raises:
         SettingsError: more words than there are.
@@ -66,7 +67,7 @@ def build_common(size: int, tokens: int, rng: random.Random, prose: Prose) -> Sa
     example = _common(pool[:n_example], *((3, 1) if is_short else (10, 3)), rng)
     words = pool[n_example : n_example + size]
     asked = _common(words, *((6, 1) if is_short else (30, 3)), rng)
-    return asked.behind(replace(example, references=(_numbered(example.references),)), "\n")
+    return asked.after(replace(example, references=(_numbered(example.references),)), "\n")
 
 
 def _common(words: list[str], often: int, seldom: int, rng: random.Random) -> Sample:
@@ -82,7 +83,7 @@ def _numbered(words: list[str] | tuple[str, ...]) -> str:
 
 
 def frequent_least(tokens: int) -> int:
-    """Units of the shortest text in which the third word is more frequent than the fourth."""
+    """Return the units of the shortest text whose third word is more frequent than its fourth."""
     size = 1
     while not _is_clear(_counts(size, tokens)):
         size += 1
@@ -90,13 +91,13 @@ def frequent_least(tokens: int) -> int:
 
 
 def build_frequent(size: int, tokens: int, rng: random.Random, prose: Prose) -> Sample:
-    """Coded words in a random order, their counts by a zeta distribution; the first one is noise.
+    """Return coded words in random order with counts from a zeta distribution; the first is noise.
 
     Args:
         size: units of tokens / 32 words.
-        tokens: most tokens of the sample.
+        tokens: maximum length of the sample.
         rng: random numbers.
-        prose: is not needed.
+        prose: unused.
     """
     counts = _counts(size, tokens)
     words: dict[str, None] = {NOISE_WORD: None}
@@ -111,12 +112,12 @@ def build_frequent(size: int, tokens: int, rng: random.Random, prose: Prose) -> 
 
 
 def _counts(size: int, tokens: int) -> list[int]:
-    """How often the word of each rank comes."""
+    """Return how often the word of each rank occurs."""
     n_words = size * max(1, tokens // STEPS)
     n_ranks = max(FREQUENT + 2, tokens // TOKENS_PER_WORD)
     return [int(n_words * rank**-ALPHA / ZETA) for rank in range(1, n_ranks + 1)]
 
 
 def _is_clear(counts: list[int]) -> bool:
-    """Whether the words that are asked for come more often than any other but the noise."""
+    """Return whether the answers occur more often than all other words except the noise."""
     return counts[FREQUENT] > counts[FREQUENT + 1]

@@ -1,14 +1,13 @@
-"""Fidelity: how far the predictions for a text move away from those of the full cache.
+"""Fidelity: how far predictions for a text differ from those of the full cache.
 
-Every token of a text is predicted from what the cache holds at that moment, as when the text
-streams through a conversation. Perplexity in independent chunks, as llama-perplexity computes it,
-would never evict anything. Compared with the full cache are the loss (negative log-likelihood of
-the token that came), the divergence KL(full || cache) of the predictions, and whether both have the
-same token on top (llama-perplexity's `--kl-divergence`).
+Every token of a text is predicted from the cache at that moment, as when the text streams through a
+conversation. Perplexity in independent chunks, as llama-perplexity computes it, would never evict
+anything. Compared with the full cache are the loss (negative log-likelihood of the next token), the
+divergence KL(full || cache) of the predictions, and whether both have the same most probable token
+(llama-perplexity's `--kl-divergence`).
 
-Caches are compared at equal rows: those that stay, and those that a token finds among the evicted
-ones. What sinks and a window alone lose against the full cache is the gap that others close a share
-of.
+Caches are compared at equal rows: cached rows plus retrieved rows. The gap is the loss of sinks and
+a window against the full cache; other caches close a share of it.
 
 Position i of the lists of a unit is the prediction of token i + 1 of the text.
 """
@@ -35,16 +34,16 @@ from .reading import CHUNK, found_share, predictions
 from .results import ResultFile, Unit
 from .tables import TextTable
 
-# Log-probabilities below this are so far from mattering that float16 need not hold them.
+# Log-probabilities below this matter so little that float16 need not represent them.
 LEAST = -6e4
 
-# Positions that are left out where nothing else is asked for: at most so many, or a quarter.
+# Positions skipped by default: at most this many, or a quarter.
 LONGEST_SKIP = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class FidelitySettings(Settings):
-    """What the user asks for.
+    """Requested texts and lengths.
 
     Attributes:
         texts: to be read.
@@ -52,8 +51,8 @@ class FidelitySettings(Settings):
         start: first token of a text that is read.
         first: first token, counted from `start`, whose prediction counts; None for `LONGEST_SKIP`,
             or a quarter of a shorter text.
-        stretch: tokens of the parts that have a perplexity of their own.
-        at_once: most tokens that are evaluated at once (see reading.predictions).
+        stretch: tokens of the parts with a separate perplexity.
+        at_once: maximum chunk size (see reading.predictions).
     """
 
     texts: tuple[NamedText, ...]
@@ -64,10 +63,10 @@ class FidelitySettings(Settings):
     at_once: int = CHUNK
 
     def __post_init__(self) -> None:
-        """Refuse what leaves nothing to compare.
+        """Refuse settings that leave nothing to compare.
 
         Raises:
-            SettingsError: two texts of one name, or no token that counts.
+            SettingsError: two texts have the same name, or no token counts.
         """
         names = [text.name for text in self.texts]
         if len(set(names)) < len(names):
@@ -80,7 +79,7 @@ class FidelitySettings(Settings):
                 )
 
     def first_of(self, tokens: int) -> int:
-        """The first token that counts in a text of this length."""
+        """Return the first token that counts in a text of this length."""
         return min(LONGEST_SKIP, tokens // 4) if self.first is None else self.first
 
     def options(self) -> dict[str, Any]:
@@ -89,14 +88,14 @@ class FidelitySettings(Settings):
 
 @dataclass(frozen=True)
 class _Reference:
-    """What the full cache expects at every position of a text.
+    """The full cache's predictions at every position of a text.
 
     Attributes:
-        log_probs: [n, n_vocab] float16, in a file without a name, which goes with this process.
-            Rounding moves a divergence by less than a millionth, because the rounded probabilities
-            are made to add up to 1 again.
-        nll: [n] loss of the tokens that came, unrounded.
-        top: [n] the likeliest tokens, by the unrounded predictions.
+        log_probs: [n, n_vocab] float16, in an unnamed file that ends with this process. Rounding
+            changes a divergence by less than a millionth, because the rounded probabilities are
+            normalised again.
+        nll: [n] loss of the next tokens, unrounded.
+        top: [n] the most probable tokens of the unrounded predictions.
     """
 
     log_probs: npt.NDArray[np.float16]
@@ -105,18 +104,18 @@ class _Reference:
 
     @classmethod
     def empty(cls, folder: Path, n: int, n_vocab: int) -> _Reference:
-        """Take the place on the disk."""
-        with TemporaryFile(dir=folder) as file:  # the mapping keeps it
+        """Reserve the disk space."""
+        with TemporaryFile(dir=folder) as file:  # the mapping keeps the file open
             log_probs = np.memmap(file, np.float16, mode="w+", shape=(n, n_vocab))
         return cls(log_probs, np.empty(n, dtype=np.float32), np.empty(n, dtype=np.int64))
 
     def of(self, start: int, n: int) -> FloatArray:
-        """[n, n_vocab] from a position on."""
+        """Return [n, n_vocab] from a position on."""
         return np.asarray(self.log_probs[start : start + n], dtype=np.float32)
 
 
 class Fidelity(Measurement[FidelitySettings]):
-    """Lets every cache read every text; a job's `what` is the text and its tokens."""
+    """Reads every text with every cache; a job's `what` is the text and its tokens."""
 
     kind = "fidelity"
 
@@ -133,7 +132,7 @@ class Fidelity(Measurement[FidelitySettings]):
         self._caches = {tokens: settings.caches.for_text(tokens) for tokens in settings.tokens}
         for tokens, caches in self._caches.items():
             check_budgets(caches, tokens + self._n_bos, self._trained)
-        # One for all that is compared with the full cache: LongRoPE rotates by the window.
+        # One window for all caches compared with the full cache: LongRoPE's factors depend on it.
         self._window = self._n_bos + max(filter(self._has_reference, settings.tokens), default=0)
         self._full: _Reference | None = None
         if not all(map(self._has_reference, settings.tokens)):
@@ -144,8 +143,10 @@ class Fidelity(Measurement[FidelitySettings]):
             )
 
     def wanted(self) -> list[Job]:
-        """Every text, length and cache. Beyond the trained context the full cache takes part only
-        if it is asked for by name."""
+        """Return every text, length and cache.
+
+        Beyond the trained context the full cache takes part only if it is requested by name.
+        """
         by_name = FULL in self._settings.caches.policies
         return [
             self._job(cache, text, tokens)
@@ -160,7 +161,7 @@ class Fidelity(Measurement[FidelitySettings]):
         return Job(cache, name, (text, tokens), opening=name)
 
     def _has_reference(self, tokens: int) -> bool:
-        """Whether the model was trained for so much text in a full cache."""
+        """Return whether the trained context allows so long a text in a full cache."""
         return tokens + self._n_bos <= self._trained
 
     # ---- measuring -----------------------------------------------------------------------------
@@ -202,14 +203,14 @@ class Fidelity(Measurement[FidelitySettings]):
             "compactions": kv.compactions,
             "rebases": kv.rebases,
             "attention": found_share(llm),
-            # What follows BOS is left out: not every model has one.
+            # The prediction after BOS is skipped: not every model has one.
             "nll": nll[self._n_bos :],
             "kl": kl[self._n_bos :],
             "same_top": same_top[self._n_bos :],
         }
 
     def _unit_of_full(self, job: Job) -> Unit:
-        """Of what was read to have something to compare with."""
+        """Return the unit of the full cache from its predictions read for comparison."""
         assert self._full is not None
         n = job.what[1] - 1
         return {
@@ -225,7 +226,7 @@ class Fidelity(Measurement[FidelitySettings]):
         return {"text": text.name, "tokens": tokens}
 
     def _read_full(self, text: NamedText, tokens: int) -> _Reference:
-        """Let the full cache read the longest text, which has the shorter ones in it."""
+        """Read the longest text with the full cache; it contains the shorter ones."""
         sequence = self._tokens[text][: self._n_bos + tokens]
         reference = _Reference.empty(self._file.folder, len(sequence) - 1, self._n_vocab)
         with self._open(FULL_CACHE, self._window) as llm:
@@ -248,7 +249,7 @@ class Fidelity(Measurement[FidelitySettings]):
         full = streaming = None
         if self._has_reference(tokens) and not job.cache.is_full:
             full = self._nll_of(self._job(FULL_CACHE, text, tokens))
-        # Sinks and a window with the budget of the cache, if they were asked for.
+        # Sinks and a window with the budget of the cache, if requested.
         for other in self._caches[tokens]:
             if other.is_streaming and other.budget == job.cache.budget:
                 streaming = self._nll_of(self._job(other, text, tokens))
@@ -262,7 +263,7 @@ class Fidelity(Measurement[FidelitySettings]):
         )
 
     def _nll_of(self, job: Job) -> FloatArray | None:
-        """Losses that count, if they were measured."""
+        """Return the losses that count, if they were measured."""
         if job.name not in self._file.units:
             return None
         nll = np.array(self._file.units[job.name]["nll"], dtype=np.float32)

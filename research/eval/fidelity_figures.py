@@ -1,4 +1,4 @@
-"""What the losses of texts come to: the figures of each cache, and their tables."""
+"""Figures of each cache from the losses of texts, and their tables."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .metrics import BLOCK, FloatArray, difference, gap_closed, perplexities, pe
 from .results import Unit
 from .tables import Column, TextTable, column, table_of
 
-# The gap between sinks and a window and the full cache has to be so many times its standard error:
-# a share of nothing but noise would be any number.
+# The gap between sinks and a window and the full cache must be this many times its standard error:
+# otherwise the closed share would be noise.
 CLEAR_GAP = 2
 
 Figures = dict[str, Any]
@@ -28,22 +28,22 @@ def summed_up(
     full: FloatArray | None,
     streaming: FloatArray | None,
 ) -> Figures:
-    """The figures of one cache on one text, over the tokens from `first` on.
+    """Return the figures of one cache on one text, over the tokens from `first` on.
 
     Args:
-        unit: what was measured.
+        unit: the measurement.
         first: first token whose prediction counts.
-        stretch: tokens of the parts that have a perplexity of their own.
-        full: losses of the full cache, as far as they count; None for itself, or without any.
+        stretch: tokens of the parts with a separate perplexity.
+        full: losses of the full cache that count; None for itself, or if there are none.
         streaming: those of sinks and a window of the same budget.
 
     Returns:
         perplexity and the mean loss `nll` of all tokens that count; nll_to_full, nll_to_streaming
         and their standard errors, from the differences at the same positions; gap_closed, the share
-        of what sinks and a window lose in perplexity against the full cache that this cache does
-        not lose, None where their loss is not clear; kl_mean, of KL(full || cache); same_top, the
-        share of positions with the full cache's token on top; stretches, the perplexity of each
-        part, None where no token of it counts.
+        of the perplexity that sinks and a window lose against the full cache and this cache does
+        not, None if their loss is not clear; kl_mean, of KL(full || cache); same_top, the share of
+        positions with the full cache's most probable token; stretches, the perplexity of each part,
+        None if no token of it counts.
     """
     nll = np.array(unit["nll"], dtype=np.float32)
     kl, same_top = (
@@ -80,10 +80,10 @@ def _gap_closed(
 
 
 def over_texts(figures: Sequence[Figures]) -> list[Figures]:
-    """What the texts of one length come to, cache by cache; each text counts as much.
+    """Return the means over the texts of one length for each cache; all texts have equal weight.
 
-    `clear` is the number of texts with a gap between sinks and a window and the full cache, and
-    `worst` the least of what is closed of them.
+    `clear` is the number of texts with a clear gap between sinks and a window and the full cache,
+    and `worst` the smallest closed share of them.
     """
     found = []
     for own in grouped(figures, lambda one: one["cache"]).values():
@@ -105,7 +105,7 @@ def over_texts(figures: Sequence[Figures]) -> list[Figures]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """None if one has none."""
+    """Return the mean, or None if any value is None."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known and len(known) == len(values) else None
 
@@ -131,7 +131,7 @@ OVER_TEXTS = [
 
 
 def fidelity_tables(figures: Sequence[Figures], stretch: int) -> list[TextTable]:
-    """For each length a table of all texts, one of their stretches, and one over the texts."""
+    """Return per length a table of all texts, one of their stretches, and one over the texts."""
     tables = []
     for tokens, own in grouped(figures, lambda one: one["tokens"]).items():
         n_texts = len({one["text"] for one in own})

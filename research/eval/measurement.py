@@ -1,7 +1,7 @@
-"""The outline of what measures quality: what is wanted, what a unit measures, and its tables.
+"""Base class of quality measurements: requested units, measuring them, and their tables.
 
-A measurement is wanted for many caches and samples, each of which is a unit of its file of results.
-What the file has already is not measured again.
+A measurement covers many caches and samples, each of which is a unit of its result file. Units in
+the file are not measured again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .tables import Column, TextTable
 
 
 def policy_named(text: str) -> str:
-    """A policy or "full" as it is written everywhere, with no parameter that is the default."""
+    """Return a policy or "full" as it is written everywhere, without default parameters."""
     return FULL if text == FULL else str(parse_policy(text))
 
 
@@ -51,14 +51,13 @@ class CacheSettings:
     """The caches that are compared with the full one.
 
     Attributes:
-        policies: such as "h2o" or "snap:queries=64", each as `str` of it is; "full" is the full
-            cache.
+        policies: such as "h2o" or "snap:queries=64", each as its `str`; "full" is the full cache.
         budgets: rows to keep: fractions of the text's tokens (float) or counts (int).
-        recent_share: of the rows that are not pinned, kept because they are recent.
-        pinned: first positions that are never evicted; they are a part of the budget.
-        recalls: rows of the budget that are found among the evicted ones, likewise; 0 is a cache
-            without an archive, None the part that the settings have by default. Sinks and a window
-            alone, which the others are measured by, never find any.
+        recent_share: share of the rows that are not pinned.
+        pinned: first positions that are never evicted; part of the budget.
+        recalls: retrieved rows of the budget, a fraction or a count each; 0 is a cache without an
+            archive, None the settings' default. The baseline of sinks and a window never retrieves
+            rows.
     """
 
     policies: tuple[str, ...]
@@ -68,10 +67,10 @@ class CacheSettings:
     recalls: tuple[Rows | None, ...] = (None,)
 
     def for_text(self, tokens: int) -> list[MeasuredCache]:
-        """The full cache and all others for so many tokens, in the order in which they are shown.
+        """Return the full cache and all others for `tokens` tokens, in the order of the tables.
 
         Raises:
-            SettingsError: a share out of its range, or a budget without room for a row that is not
+            SettingsError: a share is out of range, or a budget has no space for a row that is not
                 pinned.
         """
         if not 0 < self.recent_share <= 1:
@@ -104,24 +103,24 @@ class CacheSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the user asks for in every measurement: a GGUF file, what computes, which caches."""
+    """Settings of every measurement: a GGUF file, devices, caches."""
 
     model: Path
     compute: Compute
     caches: CacheSettings
 
     def options(self) -> dict[str, Any]:
-        """Options of the command that change the numbers of every unit."""
+        """Return the command's options that change the numbers of every unit."""
         return {}
 
     def basis(self) -> dict[str, Any]:
-        """What the units of a file have in common, by the names that people know.
+        """Return what the units of a file have in common, with names for users.
 
-        What only decides which units there are, such as budgets and texts, is no part of it: a
-        later run may add some. A GPU rounds otherwise than the CPU, and so may other machines.
+        Settings that only select units, such as budgets and texts, are not part of it: a later run
+        can add some. A GPU rounds differently from the CPU, and so may other machines.
 
         Raises:
-            ModelError: the model's file is missing or no model.
+            ModelError: the model's file is missing or not a model.
         """
         check_file(str(self.model))
         identity = identify(self.model).record()
@@ -139,9 +138,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Job:
-    """A unit that is wanted: its cache, what it is measured on, and its name in the file.
+    """A unit to measure: its cache, its input, and its name in the file.
 
-    Jobs for which `opening` is the same can share an opened cache.
+    Jobs with the same `opening` can share an opened cache.
     """
 
     cache: MeasuredCache
@@ -155,24 +154,24 @@ Q = TypeVar("Q", bound=Settings)
 
 
 class Measurement(ABC, Generic[Q]):
-    """A measurement, from what is wanted to its tables.
+    """A measurement, from its jobs to its tables.
 
     Attributes:
         kind: the name of its command.
-        notes: what to know when reading the figures.
+        notes: explanations of the figures.
     """
 
     kind: ClassVar[str]
 
     def __init__(self, settings: Q, file: ResultFile) -> None:
-        """Look at the model and what is asked for; nothing is measured yet.
+        """Check the model and the settings; nothing is measured yet.
 
         Args:
-            settings: what is asked for.
+            settings: of the measurement.
             file: where the results go.
 
         Raises:
-            PyH2OError: the model is refused, or something that is asked for makes no sense.
+            PyH2OError: the model or a setting is refused.
         """
         self.notes: tuple[str, ...] = ()
         self._settings = settings
@@ -180,25 +179,25 @@ class Measurement(ABC, Generic[Q]):
 
     @abstractmethod
     def wanted(self) -> list[Job]:
-        """All units, in the order in which they are shown."""
+        """Return all units in the order of the tables."""
 
     @abstractmethod
     def opened(self, job: Job) -> Llama:
-        """The cache of a job."""
+        """Return the cache of a job."""
 
     @abstractmethod
     def measured(self, llm: Llama, job: Job) -> Unit:
-        """The figures of a unit."""
+        """Return the figures of a unit."""
 
     @abstractmethod
     def tables(self) -> list[TextTable]:
-        """The figures of all that has been measured; none if nothing was."""
+        """Return the tables of all measured units; none if there are none."""
 
     def run(self) -> None:
-        """Measure what the file has not.
+        """Measure the units missing in the file.
 
         Raises:
-            PyH2OError: a cache is refused, or there is too little memory or disk space.
+            PyH2OError: a cache is refused, or memory or disk space is insufficient.
         """
         for jobs in grouped(self._missing(), lambda job: job.opening).values():
             with self.opened(jobs[0]) as llm:
@@ -218,18 +217,18 @@ class Measurement(ABC, Generic[Q]):
         return [job for job in self.wanted() if job.name not in self._file.units]
 
     def _open(self, cache: MeasuredCache, window: int, **more: Any) -> Llama:
-        """The model with a cache (see `open_llama`)."""
+        """Open the model with a cache (see `open_llama`)."""
         settings = self._settings
         return open_llama(settings.model, cache, window=window, compute=settings.compute, **more)
 
     def _units(self) -> list[Unit]:
-        """What has been measured of all that is wanted."""
+        """Return the measured units among the requested ones."""
         units = self._file.units
         return [units[job.name] for job in self.wanted() if job.name in units]
 
 
 def told_of(cache: MeasuredCache, llm: Llama | None) -> Unit:
-    """What is told of a cache wherever something of it is told; no capacity without a model."""
+    """Return the description of a cache for all tables; no capacity without a model."""
     return {
         "cache": cache.name,
         "policy": cache.policy,
@@ -241,17 +240,17 @@ def told_of(cache: MeasuredCache, llm: Llama | None) -> Unit:
 
 
 def _rows(unit: Unit) -> str:
-    """Those in the cache, which fills up its slack between two compactions, and those found."""
+    """Return cached rows, including the slack between two compactions, and retrieved rows."""
     own = f"{unit['rows'] - unit['recall']} ({unit['capacity']})" if unit["rows"] else ""
     return f"{own} + {unit['recall']}" if unit["recall"] else own
 
 
-# What tables begin with.
+# The first columns of tables.
 OF_CACHE: list[Column] = [("cache", lambda unit: str(unit["cache"])), ("rows (at most)", _rows)]
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
-    """Items by a key, in the order of their first ones."""
+    """Group items by a key, in the order of the first items."""
     groups: dict[Any, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -259,11 +258,11 @@ def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
-    """Of those that there are."""
+    """Return the mean of the values that exist."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
 
 
 def count_of(n: int, one: str, many: str) -> str:
-    """So many of them, in words."""
+    """Return a count in words."""
     return f"{n} {one if n == 1 else many}"

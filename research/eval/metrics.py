@@ -1,4 +1,4 @@
-"""What is computed from predictions and texts, without any model."""
+"""Metrics of predictions and texts, computed without a model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 
-# Neighbouring positions share what was evicted before them, so their losses are not independent:
-# the error of a mean is taken from the means of so many neighbours.
+# Neighbouring positions share earlier evictions, so their losses are not independent: the error
+# of a mean is computed from the means of blocks of this many neighbours.
 BLOCK = 32
 
-# Self-BLEU: longest n-grams, and what stands for no match at all (Chen and Cherry 2014, smoothing
-# method 1; NLTK's `SmoothingFunction.method1` has the same number).
+# Self-BLEU: longest n-grams, and the value for no match (Chen and Cherry 2014, smoothing
+# method 1; the same number as in NLTK's `SmoothingFunction.method1`).
 LONGEST_NGRAM = 4
 NO_MATCH = 0.1
 
@@ -28,7 +28,7 @@ NO_MATCH = 0.1
 
 
 def log_softmax(logits: npt.NDArray[np.float32]) -> FloatArray:
-    """Log-probabilities [n, n_vocab] of logits of the same shape; a new array."""
+    """Return log-probabilities [n, n_vocab] of logits of the same shape, as a new array."""
     shifted: FloatArray = logits - logits.max(axis=1, keepdims=True)
     totals = np.exp(shifted).sum(axis=1, keepdims=True, dtype=np.float64)
     shifted -= np.log(totals).astype(np.float32)
@@ -36,17 +36,17 @@ def log_softmax(logits: npt.NDArray[np.float32]) -> FloatArray:
 
 
 def surprises(log_probs: FloatArray, expected: Sequence[int] | npt.NDArray[np.int64]) -> FloatArray:
-    """[n] negative log-likelihood of the tokens that came, of log-probabilities [n, n_vocab]."""
+    """Return [n] negative log-likelihoods of the next tokens from log_probs [n, n_vocab]."""
     losses: FloatArray = -log_probs[np.arange(len(expected)), np.asarray(expected)]
     return losses
 
 
 def divergence(full: FloatArray, other: FloatArray) -> FloatArray:
-    """KL(full || other) in nats at each position.
+    """Return KL(full || other) in nats at each position.
 
     Args:
-        full, other: [n, n_vocab] log-probabilities. Those of `full` may be rounded: they are made
-            to add up to 1 again, so that equal predictions have a divergence of 0.
+        full, other: [n, n_vocab] log-probabilities. Those of `full` may be rounded: they are
+            normalised again, so that equal predictions have a divergence of 0.
 
     Returns:
         [n], never negative.
@@ -58,17 +58,17 @@ def divergence(full: FloatArray, other: FloatArray) -> FloatArray:
 
 
 def perplexity(nll: npt.NDArray[np.floating]) -> float:
-    """Of the negative log-likelihoods of some tokens; at least one."""
+    """Return the perplexity of one or more negative log-likelihoods."""
     return math.exp(float(np.mean(nll, dtype=np.float64)))
 
 
 def mean_and_error(values: npt.NDArray[np.floating], block: int = 1) -> tuple[float, float | None]:
-    """The mean of values and its standard error.
+    """Return the mean of values and its standard error.
 
     Args:
         values: [n], in the order of the text.
-        block: as many neighbours are averaged before their spread is taken; what is left at the
-            end is not counted in the error.
+        block: number of neighbours that are averaged first; the error ignores an incomplete block
+            at the end.
 
     Returns:
         The error is None if there are fewer than two blocks.
@@ -87,14 +87,14 @@ def difference(
     reference: npt.NDArray[np.floating] | None,
     block: int = 1,
 ) -> tuple[float, float | None] | tuple[None, None]:
-    """The mean difference to a reference, one by one, and its error (see `mean_and_error`)."""
+    """Return the mean difference to a reference and its error (see `mean_and_error`)."""
     if reference is None:
         return None, None
     return mean_and_error(values.astype(np.float64) - reference, block)
 
 
 def perplexities(nll: FloatArray, first: int, size: int) -> tuple[float | None, ...]:
-    """Of the tokens [0, size), [size, 2 * size) ... of a text, as far as they count.
+    """Return perplexities of the tokens [0, size), [size, 2 * size) ... of a text that count.
 
     Args:
         nll: [n] of tokens 1 .. n.
@@ -108,11 +108,11 @@ def perplexities(nll: FloatArray, first: int, size: int) -> tuple[float | None, 
 
 
 def gap_closed(full: float, baseline: float, value: float) -> float | None:
-    """How much of the way from the baseline's perplexity to the full cache's a cache has come.
+    """Return the closed share of the gap between the baseline's perplexity and the full cache's.
 
     Returns:
-        1 for as good as the full cache, 0 for the baseline, negative for worse than that; None
-        where the baseline loses nothing.
+        1 if equal to the full cache, 0 for the baseline, negative if worse; None if the baseline
+        loses nothing.
     """
     gap = baseline - full
     return (baseline - value) / gap if gap > 0 else None
@@ -121,14 +121,14 @@ def gap_closed(full: float, baseline: float, value: float) -> float | None:
 def share_within(
     places: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]], before: int
 ) -> float | None:
-    """Share of the places in a text that some spans cover as a whole.
+    """Return the share of places in a text that spans cover completely.
 
     Args:
-        places, spans: first position and the one behind the last.
-        before: places that end behind this position do not count.
+        places, spans: first position and the one after the last.
+        before: places that end after this position do not count.
 
     Returns:
-        None if none counts.
+        None if no place counts.
     """
     counting = [place for place in places if place[1] <= before]
     covered = {position for a, b in spans for position in range(a, b)}
@@ -142,28 +142,28 @@ def share_within(
 
 
 def words_of(text: str) -> list[str]:
-    """Words and punctuation marks in lower case."""
+    """Return words and punctuation marks in lower case."""
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
 def ngrams(items: Sequence[Hashable], n: int) -> list[tuple[Hashable, ...]]:
-    """All runs of n neighbours."""
+    """Return all runs of n neighbours."""
     return [tuple(items[i : i + n]) for i in range(len(items) - n + 1)]
 
 
 def distinct(items: Sequence[Hashable], n: int) -> float | None:
-    """Distinct-n (Li et al. 2016): different n-grams over all n-grams; None where there are none.
+    """Distinct-n (Li et al. 2016): distinct n-grams divided by all n-grams, or None without any.
 
-    The longer a text, the lower it is: compare texts of one length.
+    It falls with the length of a text: compare texts of one length.
     """
     runs = ngrams(items, n)
     return len(set(runs)) / len(runs) if runs else None
 
 
 def repeated(items: Sequence[Hashable], n: int) -> float | None:
-    """Share of n-grams that have been there before (seq-rep-n of Welleck et al. 2020).
+    """Return the share of n-grams that occurred before (seq-rep-n of Welleck et al. 2020).
 
-    What repetition.py looks for is something else: a loop, in which all tokens repeat.
+    repetition.py detects something else: a loop, in which all tokens repeat.
     """
     share = distinct(items, n)
     return None if share is None else 1 - share
@@ -172,9 +172,9 @@ def repeated(items: Sequence[Hashable], n: int) -> float | None:
 def bleu(candidate: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """BLEU of one text against several (Papineni et al. 2002), 0 to 1.
 
-    The geometric mean of the clipped precisions of 1- to 4-grams, times the brevity penalty for
-    the reference that is nearest in length (the shorter of two). A precision without any match
-    counts as `NO_MATCH` of one n-gram.
+    The geometric mean of the clipped precisions of 1- to 4-grams, times the brevity penalty for the
+    reference that is nearest in length (the shorter of two). A precision without matches counts as
+    `NO_MATCH` of one n-gram.
     """
     if not candidate:
         return 0.0
@@ -195,7 +195,7 @@ def bleu(candidate: Sequence[str], references: Sequence[Sequence[str]]) -> float
 def self_bleu(texts: Sequence[Sequence[str]]) -> float | None:
     """Self-BLEU (Zhu et al. 2018, Texygen): the mean BLEU of each text against all others.
 
-    1 where all texts are the same: the lower it is, the more they differ. None for fewer than two.
+    1 if all texts are equal; lower values mean more diversity. None for fewer than two.
     """
     if len(texts) < 2:
         return None

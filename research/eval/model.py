@@ -1,4 +1,4 @@
-"""What is known of a model before any cache is made for it, and texts in its tokens."""
+"""Facts about a model before a cache is made for it, and texts as its tokens."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class ModelFacts:
 
     Attributes:
         path: of the file.
-        n_ctx_train: positions the model was trained on.
+        n_ctx_train: trained context.
         weight_bytes: all tensors (llama_model_size).
         n_params: their elements.
-        file_bytes: the file, or all that the model is in.
+        file_bytes: of all files of the model.
     """
 
     path: Path
@@ -37,32 +37,32 @@ class ModelFacts:
 
 
 def open_for_tokens(model: Path) -> Llama:
-    """The model, to tokenise with and to look at.
+    """Open the model without a cache, to tokenise and to read its metadata.
 
     Raises:
-        ModelError: the file is missing or no model.
+        ModelError: the file is missing or not a model.
     """
-    # llama.cpp warns of sliding windows that it keeps in full.
+    # llama.cpp warns of sliding windows that it caches in full.
     settings = {"evict": False, "swa_full": False}
     return open_llama(model, FULL_CACHE, window=MIN_WINDOW, compute=Compute(threads=1), **settings)
 
 
 def trained_context(llm: Llama) -> int:
-    """Positions the model was trained on."""
+    """Return the trained context."""
     n: int = llm._model.n_ctx_train()
     return n
 
 
 def read_model(path: Path) -> ModelFacts:
-    """The model's facts.
+    """Return the model's facts.
 
     Raises:
-        ModelError: the file is missing or no model, or does not say what it was trained on.
+        ModelError: the file is missing or not a model, or has no trained context.
     """
     with open_for_tokens(path) as llm:
         model = llm._model
         if trained_context(llm) <= 0:
-            raise ModelError(f"{path} does not say what context it was trained on: give another")
+            raise ModelError(f"{path} has no trained context: give another file")
         file_bytes = sum(file.stat().st_size for file in files_of(path))
         return ModelFacts(path, trained_context(llm), model.size(), model.n_params(), file_bytes)
 
@@ -86,26 +86,26 @@ class NamedText:
 
     @cached_property
     def digest(self) -> str:
-        """Tells it from another text of that name."""
+        """Distinguishes it from another text of that name."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def normalised(text: str) -> str:
-    """Paragraphs, which empty lines end, on a line each with an empty one between them.
+    """Return one line per paragraph, with empty lines between them.
 
-    Books are often broken at 70 characters, which no model was trained to expect.
+    Books are often wrapped at 70 characters, which no model was trained to expect.
     """
     paragraphs = (" ".join(part.split()) for part in re.split(r"\n\s*\n", text))
     return "\n\n".join(part for part in paragraphs if part)
 
 
 def english_text() -> str:
-    """A long text that every Python has: its own documentation."""
+    """Return a long text that every Python has: its own documentation."""
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
 def text_tokens(llm: Llama, text: NamedText, start: int, tokens: int) -> list[int]:
-    """Tokens [start, start + tokens) of a text, behind BOS if the model wants one.
+    """Return tokens [start, start + tokens) of a text, after BOS if the model uses one.
 
     Raises:
         SettingsError: the text is too short.
@@ -120,10 +120,10 @@ def text_tokens(llm: Llama, text: NamedText, start: int, tokens: int) -> list[in
 
 
 def repeated_tokens(path: Path, text: str, tokens: int) -> tuple[int, ...]:
-    """So many tokens of a text that is repeated if it is too short, behind BOS.
+    """Return `n` tokens of a text, repeated if it is too short, after BOS.
 
     Raises:
-        ModelError: the file is missing or no model.
+        ModelError: the file is missing or not a model.
         ValueError: the text has no tokens.
     """
     with open_for_tokens(path) as llm:
@@ -135,12 +135,12 @@ def repeated_tokens(path: Path, text: str, tokens: int) -> tuple[int, ...]:
 
 
 def plain_tokens(llm: Llama, text: str) -> list[int]:
-    """The tokens of a text without BOS; what looks like a special token is none."""
+    """Return the tokens of a text without BOS; special tokens are not parsed."""
     tokens: list[int] = llm.tokenize(text.encode(), add_bos=False, special=False)
     return tokens
 
 
 def bos_tokens(llm: Llama) -> list[int]:
-    """What every text begins with for this model: BOS, or nothing."""
+    """Return the tokens that every text starts with for this model: BOS, or nothing."""
     bos = llm.token_bos()
     return [bos] if bos != -1 and llm._model.add_bos_token() else []

@@ -2,7 +2,7 @@
 
 After NVIDIA/RULER (Hsieh et al. 2024), `scripts/data/synthetic/niah.py` and
 `scripts/synthetic.yaml`. Differences: the words are our own (see words.py), and so is the prose if
-no text is given; it is cut into sentences behind `.`, `!` and `?`, where RULER uses NLTK.
+no text is given; it is split into sentences after `.`, `!` and `?`, where RULER uses NLTK.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .words import Prose, key_words
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 DIGITS = 7
-# Depths at which needles stand in prose, in percent.
+# Depths of needles in prose, in percent.
 DEPTHS = [round(100 * i / 39) for i in range(40)]
 
 Kind = Literal["words", "numbers", "uuids"]
@@ -39,12 +39,12 @@ _TEMPLATE_OF_ONE = (
 
 @dataclass(frozen=True)
 class Needles:
-    """What is hidden where.
+    """The hidden needles and their haystack.
 
     Attributes:
-        haystack: "noise" repeats five sentences, "prose" is a text, "needles" are others of the
-            same form; a unit of it is the noise, a word or a needle.
-        keys, values: kinds of what a needle joins.
+        haystack: "noise" repeats five sentences, "prose" is a text, "needles" are other needles of
+            the same form; a unit of it is the noise, a word or a needle.
+        keys, values: kinds of a needle's two parts.
         n_keys, n_values, n_queries: keys, values of each, and keys that are asked for.
     """
 
@@ -57,11 +57,11 @@ class Needles:
 
     @property
     def least(self) -> int:
-        """Units of the smallest haystack."""
+        """Return the units of the smallest haystack."""
         return self.n_keys * self.n_values
 
     def build(self, size: int, tokens: int, rng: random.Random, prose: Prose) -> Sample:
-        """A sample; `tokens` do not matter to it."""
+        """Return a sample; `tokens` is unused."""
         keys = _drawn(self.keys, self.n_keys, rng)
         values = _drawn(self.values, self.n_keys * self.n_values, rng)
         of_key = {
@@ -75,7 +75,7 @@ class Needles:
         if self.haystack == "noise":
             context = _among_lines([NOISE] * size, needles, rng)
         elif self.haystack == "needles":
-            # Drawn after the needles, so that these are the same in a haystack of any size.
+            # Generated after the needles, so that these are the same in a haystack of any size.
             context = _among_lines(self._distractors(size, rng, {*keys}, {*values}), needles, rng)
         else:
             context = _in_prose(" ".join(prose.words(size)), needles, rng)
@@ -89,7 +89,7 @@ class Needles:
     def _distractors(
         self, size: int, rng: random.Random, keys: set[str], values: set[str]
     ) -> list[str]:
-        """Needles that nobody asks for; of theirs no key and no value is one that counts."""
+        """Return needles that are not asked for, with other keys and values."""
         own_keys = [key for key in _drawn(self.keys, size + len(keys), rng) if key not in keys]
         own_values = _drawn(self.values, size + len(values), rng)
         own_values = [value for value in own_values if value not in values]
@@ -100,17 +100,17 @@ class Needles:
 
 
 def _needle(kind: Kind, key: str, value: str) -> str:
-    """A sentence that is hidden."""
+    """Return a hidden sentence."""
     return f"One of the special magic {kind} for {_stated(key, value)}."
 
 
 def _stated(key: str, value: str) -> str:
-    """The part of that sentence which nobody can do without."""
+    """Return the part of that sentence with the answer."""
     return f"{key} is: {value}"
 
 
 def _drawn(kind: Kind, count: int, rng: random.Random) -> list[str]:
-    """So many different ones."""
+    """Return `n` distinct values."""
     if kind == "words":
         return key_words(rng, count)
     if kind == "numbers":
@@ -122,7 +122,7 @@ def _drawn(kind: Kind, count: int, rng: random.Random) -> list[str]:
 
 
 def _among_lines(lines: list[str], needles: list[str], rng: random.Random) -> str:
-    """Every needle before another line, drawn at random."""
+    """Insert every needle before a random other line."""
     places = sorted(rng.sample(range(len(lines)), len(needles)), reverse=True)
     lines = list(lines)
     for place, needle in zip(places, needles, strict=True):
@@ -131,7 +131,7 @@ def _among_lines(lines: list[str], needles: list[str], rng: random.Random) -> st
 
 
 def _in_prose(text: str, needles: list[str], rng: random.Random) -> str:
-    """Every needle between two sentences, at depths drawn from `DEPTHS`; their order stays."""
+    """Insert every needle between two sentences at random depths of `DEPTHS`; their order stays."""
     sentences = re.split(r"(?<=[.!?])\s+", text.strip())
     places = sorted(int(len(sentences) * depth / 100) for depth in rng.sample(DEPTHS, len(needles)))
     parts: list[str] = []

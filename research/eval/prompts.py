@@ -1,4 +1,4 @@
-"""Samples as a model is asked them: their tokens, and what it answers."""
+"""Prompts of samples: their tokens, and the model's answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .model import bos_tokens, plain_tokens
 from .reading import GREEDY
 from .samples import Sample
 
-# Stands for a question that is not known yet.
+# Replaces a question that is not known yet.
 _OTHER_QUESTION = "\n?"
 
 
@@ -26,10 +26,10 @@ class Prompt:
     """The tokens of a sample.
 
     Attributes:
-        context: what can be read before the question is known.
-        asked: all that comes behind it: the question, and the beginning of the answer.
+        context: can be read before the question is known.
+        asked: the rest: the question, and the start of the answer.
         answer: the right one.
-        places: spans of the text, [first token, one behind the last], that have the answer in them.
+        places: spans of the text, [first token, one after the last], that contain the answer.
     """
 
     context: list[int]
@@ -39,12 +39,12 @@ class Prompt:
 
     @property
     def n_tokens(self) -> int:
-        """Of the text up to the answer."""
+        """Length of the text up to the answer."""
         return len(self.context) + len(self.asked)
 
 
 class Prompter:
-    """Turns samples into tokens, through the model's chat template if it has one."""
+    """Converts samples to tokens, with the model's chat template if it has one."""
 
     def __init__(self, llm: Llama) -> None:
         self._llm = llm
@@ -57,7 +57,7 @@ class Prompter:
         return self._template is not None
 
     def prompt(self, sample: Sample) -> Prompt:
-        """The tokens of a sample."""
+        """Return the tokens of a sample."""
         tokens = self._message(sample.context + sample.question)
         # The same for every question.
         n_context = _n_common(tokens, self._message(sample.context + _OTHER_QUESTION))
@@ -81,17 +81,17 @@ class Prompter:
 
 
 def _n_common(tokens: Sequence[int], other: Sequence[int]) -> int:
-    """How many first tokens two texts have in common."""
+    """Return the length of the common prefix of two texts."""
     pairs = enumerate(zip(tokens, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(other)))
 
 
 def _spans(llm: Llama, tokens: Sequence[int], pieces: Iterable[str]) -> list[tuple[int, int]]:
-    """[first token, one behind the last] of each piece of the text that is there."""
+    """Return [first token, one after the last] of each piece of the text that occurs."""
     parts = detokenizer(llm.text.model, [], starts_text=False)
     texts = [parts.feed(token) for token in tokens]
     text = b"".join(texts)
-    ends = list(accumulate(map(len, texts)))  # where the bytes of each token end
+    ends = list(accumulate(map(len, texts)))  # end offset of each token in bytes
     found = [(text.find(piece.encode()), len(piece.encode())) for piece in pieces]
     return [
         (bisect_right(ends, start), bisect_right(ends, start + size - 1) + 1)
@@ -101,7 +101,7 @@ def _spans(llm: Llama, tokens: Sequence[int], pieces: Iterable[str]) -> list[tup
 
 
 def greedy_answer(llm: Llama, last: int, max_tokens: int) -> str:
-    """What the model says after the token `last`, always taking the likeliest token."""
+    """Return the model's greedy answer after the token `last`."""
     tokens: list[int] = []
     with closing(Writer(llm, GREEDY).write([last])) as drawn:
         for token in drawn:

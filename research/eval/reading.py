@@ -1,4 +1,4 @@
-"""Reading a text token by token, with the model's predictions behind every one of them."""
+"""Read a text and return the model's predictions after every token."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from pyh2o.writing.sampling import Sampling
 
 from .metrics import FloatArray, log_softmax, surprises
 
-# What a model says without any doubt: always the likeliest token.
+# Greedy sampling.
 GREEDY = Sampling(temperature=0.0, repeat_penalty=1.0)
 
-# As many tokens are decoded at once, where no compaction comes between them.
+# Maximum chunk size, if no compaction is needed.
 CHUNK = 128
 
 
 def predictions(
     llm: Llama, tokens: Sequence[int], at_once: int = CHUNK
 ) -> Iterator[tuple[int, FloatArray]]:
-    """Evaluate tokens after the text so far, and say what the model expects behind each of them.
+    """Evaluate tokens after the text so far, and yield the predictions after each of them.
 
-    Rows are evicted exactly when they would be if the tokens came one at a time: no chunk is larger
-    than the room there is, and behind a compaction none is larger than the slack. Only a re-base,
-    which evicts nothing, comes up to a chunk earlier. The tokens of a chunk look for evicted rows
-    together, as those of a prompt do, so that a token may find what a later one asks for.
+    Rows are evicted exactly as if the tokens came one at a time: no chunk exceeds the free space,
+    and after a compaction none exceeds the slack. Only a re-base, which evicts nothing, comes up to
+    a chunk earlier. The tokens of a chunk search together, as those of a prompt do, so a token can
+    retrieve rows for a later one.
 
     Args:
         llm: the model.
         tokens: to evaluate.
-        at_once: most tokens of a chunk; with 1 each looks for itself, as when a text is written.
+        at_once: maximum chunk size; with 1 each token searches alone, as during generation.
 
     Yields:
-        Number of the first token of a chunk and log-probabilities [n_chunk, n_vocab] of what
-        follows each of its tokens.
+        Index of the first token of a chunk and log-probabilities [n_chunk, n_vocab] of the token
+        after each of its tokens.
 
     Raises:
-        ContextLimitError: there are no positions or no cells for so many tokens.
-        DecodeError: what the model expects is no number.
+        ContextLimitError: there are not enough positions or cells.
+        DecodeError: predictions are nan.
     """
     if llm.n_tokens + len(tokens) > llm.text.position_limit:
         raise ContextLimitError(
             f"a text of {llm.n_tokens + len(tokens)} tokens needs more than the "
-            f"{llm.text.position_limit} positions there are: give fewer tokens"
+            f"{llm.text.position_limit} available positions: give fewer tokens"
         )
     llm.text._grow(llm.n_tokens + len(tokens))
     batch = llama_cpp.llama_batch_init(CHUNK, 0, 1)
@@ -60,7 +60,7 @@ def predictions(
             chunk = tokens[start : start + min(at_once, CHUNK, room)]
             logits = _decode(llm, batch, chunk)
             for row in logits:
-                check_logits(row)  # a mean would be none either
+                check_logits(row)  # a mean would be nan too
             yield start, log_softmax(logits)
             start += len(chunk)
     finally:
@@ -68,9 +68,9 @@ def predictions(
 
 
 def answer_surprises(llm: Llama, last: int, answer: Sequence[int]) -> FloatArray:
-    """Negative log-likelihood of each token of an answer, in nats; the text stays as it is.
+    """Return each answer token's negative log-likelihood in nats, and restore the text.
 
-    No token finds more than it would if the model wrote the answer.
+    Each token retrieves the same rows as if the model generated the answer.
 
     Args:
         llm: the model, whose text ends before `last`.
@@ -90,20 +90,20 @@ def answer_surprises(llm: Llama, last: int, answer: Sequence[int]) -> FloatArray
 
 
 def spans_recalled(llm: Llama) -> list[tuple[int, int]]:
-    """Passages that were looked at among the evicted ones since a prompt began to be read."""
+    """Return the passages retrieved since the start of a prompt."""
     return [(span.start, span.end) for span in llm.recalled()] if llm.text.model.recalls else []
 
 
 def found_share(llm: Llama) -> float | None:
-    """The share of attention that rows got which were found; None for a cache without recall."""
+    """Return retrieved rows' share of attention; None for a cache without recall."""
     return llm.kv.found_share if llm.text.model.recalls else None
 
 
 @contextmanager
 def taken_back(llm: Llama) -> Iterator[None]:
-    """At the end the text and the cache are what they were, with all scores.
+    """Restore the text and the cache with all scores at the end.
 
-    At least one token has to be evaluated before the next one can be drawn.
+    At least one token must be evaluated before the next one can be sampled.
     """
     n_tokens = llm.n_tokens
     if not llm.evicting:
@@ -112,7 +112,7 @@ def taken_back(llm: Llama) -> Iterator[None]:
         finally:
             llm.text.remove_tail(n_tokens)
         return
-    # To remove the tail alone would leave the attention that it paid in the scores.
+    # Removing only the tail would leave its attention in the scores.
     state, tokens = llm.kv_state(), llm.input_ids[:n_tokens].tolist()
     try:
         yield
@@ -121,7 +121,7 @@ def taken_back(llm: Llama) -> Iterator[None]:
 
 
 def _decode(llm: Llama, batch: llama_cpp.llama_batch, tokens: Sequence[int]) -> FloatArray:
-    """Evaluate a chunk; logits [n_tokens, n_vocab] of all its tokens, valid until the next one."""
+    """Evaluate a chunk. Return its logits [n_tokens, n_vocab], valid until the next call."""
     start = llm.n_tokens
     batch.n_tokens = len(tokens)
     for i, token in enumerate(tokens):
@@ -129,8 +129,8 @@ def _decode(llm: Llama, batch: llama_cpp.llama_batch, tokens: Sequence[int]) -> 
         batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
     if llama_cpp.llama_decode(llm.ctx, batch) != 0:
         raise take_error() or ContextLimitError(
-            f"llama.cpp cannot evaluate the token at position {start}: its cache is full, or there "
-            "is too little memory; give fewer tokens"
+            f"llama.cpp cannot evaluate the token at position {start}: its cache is full, or "
+            "memory is insufficient: give fewer tokens"
         )
     llm.input_ids[start : start + len(tokens)] = tokens
     llm.n_tokens += len(tokens)

@@ -1,17 +1,17 @@
-"""Recall: what stands somewhere in a long text, asked through caches that evict.
+"""Recall: questions about facts in a long text, read with caches that evict.
 
 A task can be asked in two ways. With the question "after", the context streams through the cache as
-a conversation would, and what will be asked is not known when rows are evicted. With the question
+a conversation would, and the question is not known when rows are evicted. With the question
 "before", context and question are read in full, the cache is compacted once, and the answer follows
-(as H2O's authors and kvpress with `query_aware` do it). The full cache knows no difference.
+(as in H2O and in kvpress with `query_aware`). For the full cache both are the same.
 
-A weak model fails most tasks with any cache: the likelihood of the right answer is measured, too.
-Of a cache with an archive it is told whether the passages that have the answer in them are among
-those that were looked at most, and how much attention the rows got that were found.
+A weak model fails most tasks with any cache, so the likelihood of the right answer is measured,
+too. For a cache with an archive, the results include whether the passages with the answer are among
+those retrieved most, and the retrieved rows' share of attention.
 
 Differences from RULER, besides those of the tasks: the answer's prefix ends without a space, which
-the tokens of most models begin words with; where there is a chat template, the prefix comes behind
-the assistant's header, also without the space before it.
+the tokens of most models start words with; with a chat template, the prefix comes after the
+assistant's header, also without the space before it.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from .words import Prose
 
 When = Literal["before", "after"]
 
-# What stands for several tasks together.
+# Name of a group of tasks.
 ALL = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecallSettings(Settings):
-    """What the user asks for.
+    """Requested tasks and samples.
 
     Attributes:
         tasks: names (see tasks.py).
         tokens: lengths of a sample, with its answer.
         samples: of each task and length.
         questions: when the question is known.
-        prose: text to hide things in; None for sentences that are made up.
+        prose: text to hide facts in; None for made-up sentences.
         seed: of the samples.
     """
 
@@ -76,7 +76,7 @@ class RecallSettings(Settings):
 
 
 class Recall(Measurement[RecallSettings]):
-    """Asks every cache all questions; a job's `what` is its task, length, question and sample.
+    """Asks all questions with every cache; a job's `what` is its task, length, question and sample.
 
     The question of the full cache is "".
     """
@@ -100,16 +100,16 @@ class Recall(Measurement[RecallSettings]):
             self._samples = self._make_samples(prompter)
         if settings.prose is None and any(task.needs_prose for task in tasks):
             self.notes += (
-                "the prose is made up of simple sentences, since no --text was given: it is easier "
-                "to find something in than RULER's essays",
+                "the prose is made up, since no --text was given: facts in it are "
+                "easier to find than in RULER's essays",
             )
         if not prompter.is_chat:
-            self.notes += ("the model has no chat template: it goes on with the plain text",)
+            self.notes += ("the model has no chat template: it continues the plain text",)
 
     def _make_samples(
         self, prompter: Prompter
     ) -> dict[tuple[str, int, int], tuple[Sample, Prompt]]:
-        """Every sample with its tokens, by task, length and number."""
+        """Return every sample with its tokens, by task, length and number."""
         settings = self._settings
         prose = Prose(None if settings.prose is None else settings.prose.text, settings.seed)
         made: dict[tuple[str, int, int], tuple[Sample, Prompt]] = {}
@@ -151,7 +151,7 @@ class Recall(Measurement[RecallSettings]):
         sample, prompt = self._samples[task, tokens, number]
         llm.reset()
         if question == "before":
-            # Together, and the cache is compacted behind the question.
+            # At once; the cache is compacted after the question.
             llm.text.read([*prompt.context, *prompt.asked[:-1]])
         else:
             llm.eval(prompt.context)
@@ -170,13 +170,13 @@ class Recall(Measurement[RecallSettings]):
 
 
 def answered(llm: Llama, sample: Sample, prompt: Prompt, most_tokens: int) -> Unit:
-    """What comes behind a question that was read but for its last token; nothing of it stays.
+    """Answer a question that was read except for its last token, and restore the text.
 
     Returns:
         references and answer; score, the share of the references in it; nll, the mean loss of the
-        right answer's tokens; found, the share of the places with the answer, as far as rows of
-        them may be evicted, that were as a whole among the passages looked at most; attention, the
-        share of attention that found rows got. Both are None for a cache without an archive.
+        right answer's tokens; found, the share of the places with the answer, as far as their rows
+        can be evicted, that were completely among the passages retrieved most; attention, the
+        retrieved rows' share of attention. Both are None for a cache without an archive.
     """
     last = prompt.asked[-1]
     with taken_back(llm):
@@ -199,7 +199,7 @@ def answered(llm: Llama, sample: Sample, prompt: Prompt, most_tokens: int) -> Un
 
 
 # -------------------------------------------------------------------------------------------------
-# What the answers come to
+# Figures of the answers
 # -------------------------------------------------------------------------------------------------
 
 FIGURES = [
@@ -215,7 +215,7 @@ FIGURES = [
 
 
 def recall_tables(units: Sequence[Unit], tasks: Sequence[str]) -> list[TextTable]:
-    """A table for each length and task, and one of all tasks together."""
+    """Return a table for each length and task, and one of all tasks together."""
     tables = []
     together = [{**unit, "task": ALL} for unit in units] if len(tasks) > 1 else []
     for tokens, of_length in grouped([*units, *together], lambda one: one["tokens"]).items():
@@ -231,7 +231,7 @@ def recall_tables(units: Sequence[Unit], tasks: Sequence[str]) -> list[TextTable
 
 
 def summed_up(units: list[Unit], full: list[Unit] | None) -> dict[str, Any]:
-    """The figures of one cache in one task: means over its samples, the score in percent.
+    """Return the figures of one cache in one task: means over its samples, the score in percent.
 
     Args:
         units: of the cache.

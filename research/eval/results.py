@@ -1,6 +1,6 @@
-"""A file of results that grows with every unit that is measured, and that a later run goes on with.
+"""A result file that grows with every measured unit and that a later run continues.
 
-It has what all its units have in common under "basis": a run whose basis is another is refused.
+Its "basis" is what all its units have in common: a run with another basis is refused.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from pyh2o.system.files import replacement
 
 FORMAT = "pyh2o eval"
 
-# What was measured of one cache at once, fit for JSON.
+# A measurement of one cache, as JSON.
 Unit = dict[str, Any]
 
 
 class ResultFile:
-    """Units of one measurement by their names, on the disk as soon as they are there.
+    """Units of one measurement by name, written to disk immediately.
 
     Attributes:
         units: those measured so far, by this run and by earlier ones.
-        folder: where large files can be put while something is measured.
+        folder: for large temporary files.
     """
 
     def __init__(
         self, path: Path | None, kind: str, basis: Mapping[str, Any], machine: Mapping[str, Any]
     ) -> None:
-        """Begin a file, or go on with the one that is there.
+        """Start a file, or continue an existing one.
 
         Args:
             path: of the JSON; None keeps everything in memory.
             kind: of measurement: the name of its command.
-            basis: settings without which units cannot be compared, by the names that people know.
+            basis: settings that make units comparable, with names for users.
             machine: where this run takes place.
 
         Raises:
-            SettingsError: the file is something else, or its units were measured otherwise.
+            SettingsError: the file is something else, or its units have another basis.
         """
         self._path = path
         self._head = json.loads(json.dumps({"format": FORMAT, "kind": kind, "basis": basis}))
@@ -67,9 +67,7 @@ class ResultFile:
         except (ValueError, LookupError, TypeError):
             mine = False
         if not mine:
-            raise SettingsError(
-                f"{path} exists and is no file of this measurement: give another --json"
-            )
+            raise SettingsError(f"{path} is not a file of this measurement: give another --json")
         own = self._head["basis"]
         for name in {**own, **basis}:
             if basis.get(name) != own.get(name):

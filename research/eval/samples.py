@@ -1,4 +1,4 @@
-"""A sample of a recall task, what counts as an answer, and the largest sample that fits."""
+"""Samples of recall tasks, scoring of answers, and the largest sample that fits."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pyh2o.errors import SettingsError
 
 @dataclass(frozen=True)
 class Sample:
-    """A text with something in it, and a question about that.
+    """A text with a hidden fact, and a question about it.
 
     Attributes:
-        context: the text, with what is said before it.
-        question: what is asked.
-        prefix: what the answer begins with; the model goes on from there.
-        references: what the answer has to have in it.
-        places: pieces of the text that have the answer in them, each of which is there once; none
-            where the answer is nowhere in particular.
+        context: the text, with its introduction.
+        question: asked about it.
+        prefix: start of the answer, which the model continues.
+        references: strings that the answer must contain.
+        places: pieces of the text with the answer, each of which occurs once; none if the answer
+            has no particular place.
     """
 
     context: str
@@ -30,25 +30,25 @@ class Sample:
 
     @property
     def answer(self) -> str:
-        """The right answer after the prefix, as its likelihood is measured."""
+        """The right answer after the prefix, whose likelihood is measured."""
         return " " + ", ".join(self.references)
 
-    def behind(self, shown: Sample, separator: str) -> Sample:
-        """This sample with another one, answered, as an example before it."""
+    def after(self, shown: Sample, separator: str) -> Sample:
+        """Return this sample after another, answered one as an example."""
         answered = f"{shown.context}{shown.question}{shown.prefix} {' '.join(shown.references)}"
         return replace(self, context=f"{answered}{separator}{self.context}")
 
 
-# A sample with a haystack of so many units; the same random numbers give the same needles.
+# A sample with a haystack of this many units; the same random numbers give the same needles.
 Build = Callable[[int, random.Random], Sample]
 
 
 def largest_sample(
     build: Build, seed: str, fits: Callable[[Sample], bool], *, least: int, otherwise: str
 ) -> Sample:
-    """The sample with the largest haystack that fits, by binary search as in RULER.
+    """Return the sample with the largest haystack that fits, by binary search as in RULER.
 
-    RULER searches once for a task and then takes a few units from samples that turn out too long;
+    RULER searches once per task and then takes a few units from samples that turn out too long;
     here every sample has its own search.
 
     Args:
@@ -80,6 +80,6 @@ def largest_sample(
 
 
 def string_match_all(answer: str, references: tuple[str, ...]) -> float:
-    """Share of the references in an answer, upper and lower case being equal (RULER's score)."""
+    """Return the share of the references in an answer, ignoring case (RULER's score)."""
     found = [reference.lower() in answer.lower() for reference in references]
     return sum(found) / len(found)

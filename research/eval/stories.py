@@ -1,13 +1,12 @@
-"""The quality of generated stories without a judge: how repetitive and how likely they are.
+"""Quality of generated stories without a judge: how repetitive and how likely they are.
 
-Stories are generated with fixed seeds at the sampling that `pyh2o generate` has by default, the
-guard against loops included, and may not end before their length. Then: self-BLEU (how alike the
-stories of one cache are), distinct-1/2/3 and repeated 4-grams (how repetitive each of them is), and
-the perplexity of each story under the full cache. A low perplexity alone says little: loops have
-the lowest of all.
+Stories are generated with fixed seeds and the default sampling of `pyh2o generate`, including loop
+detection, and cannot end before their length. Reported are self-BLEU (similarity of a cache's
+stories), distinct-1/2/3 and repeated 4-grams (repetition in each story), and the perplexity of each
+story under the full cache. A low perplexity alone says little: loops have the lowest of all.
 
-Beyond the context that the model was trained on, a story is scored in windows of that context, each
-of which begins half a window after the one before and scores the tokens that this one has not.
+Beyond the trained context, a story is scored in windows of that size, each of which starts half a
+window after the previous one and scores the tokens that the previous one lacks.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ REPEATED_NGRAM = 4
 
 @dataclass(frozen=True, kw_only=True)
 class StorySettings(Settings):
-    """What the user asks for; fractions refer to the prompt and the story.
+    """Requested stories; fractions refer to the prompt and the story.
 
     Attributes:
-        prompt: what every story goes on after.
+        prompt: the start of every story.
         tokens: of a story.
         samples: stories of each cache.
-        sampling: how tokens are drawn; story i has its seed plus i.
+        sampling: sampling settings; story i has its seed plus i.
     """
 
     prompt: str
@@ -70,7 +69,7 @@ class StorySettings(Settings):
 
 
 class Stories(Measurement[StorySettings]):
-    """Writes and scores all stories; a job's `what` is the number of its story."""
+    """Generates and scores all stories; a job's `what` is the number of its story."""
 
     kind = "story"
     _scorer: Llama
@@ -139,14 +138,13 @@ class Stories(Measurement[StorySettings]):
 
 
 def story_surprises(llm: Llama, tokens: list[int], n_prompt: int, window: int) -> FloatArray:
-    """Loss of every token of a story under the full cache.
+    """Return the loss of every token of a story under the full cache.
 
     Args:
         llm: with the full cache; its text is dropped.
         tokens: prompt and story.
         n_prompt: tokens of the prompt, at least one.
-        window: most tokens that are read at once. The next window begins so that it has half of
-            them in common with the one before.
+        window: maximum tokens per window. The next window overlaps half of the previous one.
 
     Returns:
         [len(tokens) - n_prompt].
@@ -183,7 +181,9 @@ FIGURES = [
 
 
 def summed_up(units: Sequence[Unit]) -> dict[str, Any]:
-    """The figures of one cache's stories: means, all loops, and the perplexity of all tokens."""
+    """Return a cache's figures: means over its stories, all loops, and the perplexity of all
+    tokens.
+    """
     losses = np.array([unit["nll"] for unit in units])
     nll, error = mean_and_error(losses)
     means = ("distinct_1", "distinct_2", "distinct_3", "repeated_4")

@@ -1,4 +1,4 @@
-"""From records to tables in Markdown."""
+"""Markdown tables of records."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Column = tuple[str, Callable[[dict[str, Any]], str]]
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table to be shown.
+    """A table.
 
     Attributes:
-        title: what it is about.
+        title: above the table.
         headings: of the columns; the first one names the rows.
         rows: a text for each column.
-        remarks: what has to be said below it.
+        remarks: below the table.
     """
 
     title: str
@@ -27,7 +27,7 @@ class TextTable:
     remarks: tuple[str, ...] = ()
 
     def markdown(self) -> str:
-        """The table with its title and remarks."""
+        """Return the table with its title and remarks."""
         rule = "|---|" + "---:|" * (len(self.headings) - 1)
         lines = [f"**{self.title}**", "", _line(self.headings), rule, *map(_line, self.rows)]
         for remark in self.remarks:
@@ -36,7 +36,7 @@ class TextTable:
 
 
 def table_of(title: str, records: Sequence[dict[str, Any]], columns: Sequence[Column]) -> TextTable:
-    """A table with a row for each record; columns that are empty in all rows are left out."""
+    """Return a table with a row per record; columns that are empty in all rows are left out."""
     shown = [one for one in columns if any(map(one[1], records))]
     return TextTable(
         title,
@@ -46,9 +46,9 @@ def table_of(title: str, records: Sequence[dict[str, Any]], columns: Sequence[Co
 
 
 def column(heading: str, name: str, form: str = "") -> Column:
-    """A column of a value; "±" behind its format adds the error in NAME_error.
+    """Return a column of a value; "±" after its format adds the error in NAME_error.
 
-    Nothing is shown where there is no value.
+    Missing values are empty.
     """
 
     def text(one: dict[str, Any]) -> str:

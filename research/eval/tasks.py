@@ -1,4 +1,4 @@
-"""The recall tasks by their names: those of RULER that need no corpus."""
+"""The recall tasks by name: those of RULER that need no corpus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .niah import Needles
 from .samples import Sample, largest_sample
 from .words import Prose
 
-# Size, most tokens, random numbers, prose.
+# Size, maximum tokens, random numbers, prose.
 Build = Callable[[int, int, random.Random, Prose], Sample]
 
 
@@ -23,9 +23,9 @@ class Task:
 
     Attributes:
         name: RULER's.
-        answer_tokens: most tokens of an answer.
-        build: makes a sample from its size, the most tokens it may have, random numbers and prose.
-        least: size of the smallest sample of so many tokens.
+        answer_tokens: maximum length of an answer.
+        build: makes a sample from its size, its maximum tokens, random numbers and prose.
+        least: size of the smallest sample of `n` tokens.
         needs_prose: whether it hides something in prose.
     """
 
@@ -38,24 +38,24 @@ class Task:
     def sample(
         self, index: int, tokens: int, seed: int, prose: Prose, fits: Callable[[Sample], bool]
     ) -> Sample:
-        """The sample of this number, as long as it may be.
+        """Return the longest sample of this number that fits.
 
         Args:
             index: number of the sample, from 0.
-            tokens: most tokens of the sample with its answer.
+            tokens: maximum length of the sample with its answer.
             seed: of all samples.
             prose: to hide something in.
-            fits: whether a sample has no more tokens.
+            fits: whether a sample is short enough.
 
         Raises:
-            SettingsError: even the shortest sample has more.
+            SettingsError: even the shortest sample is too long.
         """
         return largest_sample(
             lambda size, rng: self.build(size, tokens, rng, prose),
             f"{seed} {self.name} {tokens} {index}",
             fits,
             least=self.least(tokens),
-            otherwise=f"--tokens {tokens} has no room for a sample of {self.name}: give more",
+            otherwise=f"--tokens {tokens} is too short for a sample of {self.name}: raise it",
         )
 
 
@@ -88,11 +88,11 @@ TASKS: dict[str, Task] = {
 
 
 def task_named(name: str) -> Task:
-    """A task.
+    """Return a task by name.
 
     Raises:
-        SettingsError: there is none of that name.
+        SettingsError: unknown task.
     """
     if name not in TASKS:
-        raise SettingsError(f"there is no task {name!r}: give one of {', '.join(TASKS)}")
+        raise SettingsError(f"unknown task {name!r}: give one of {', '.join(TASKS)}")
     return TASKS[name]

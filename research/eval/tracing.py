@@ -14,7 +14,7 @@ from .samples import Sample
 from .words import Prose
 
 HOPS = 4
-# Lines of noise in the worked example, which may have no more than 500 tokens in RULER.
+# Lines of noise in the worked example, which has at most 500 tokens in RULER.
 EXAMPLE_LINES = 5
 EXAMPLE_LETTERS = 3
 LETTERS = 5
@@ -34,9 +34,9 @@ LEAST = HOPS + 1
 
 
 def build(size: int, tokens: int, rng: random.Random, prose: Prose) -> Sample:
-    """A sample with a worked example before it; `tokens` and `prose` do not matter to it."""
+    """Return a sample with a worked example before it; `tokens` and `prose` are unused."""
     example = _sample(EXAMPLE_LINES, EXAMPLE_LETTERS, rng)
-    return _sample(size, LETTERS, rng).behind(example, "\n\n\n")
+    return _sample(size, LETTERS, rng).after(example, "\n\n\n")
 
 
 def _sample(n_lines: int, letters: int, rng: random.Random) -> Sample:

@@ -1,8 +1,8 @@
-"""Words and prose for synthetic tasks, so that nothing has to be downloaded.
+"""Words and prose for synthetic tasks, so that nothing must be downloaded.
 
 RULER takes its words from the package wonderwords and its prose from Paul Graham's essays. The
-lists here are this project's own and shorter, and the prose is put together from them: sentences
-that are grammatical and mean little. A text that is given takes their place.
+lists here are shorter and our own. The prose is generated from them: grammatical sentences that
+mean little. A given text replaces the prose.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ VERBS = _different(
     "walk wash watch welcome whisper win wonder"
 )
 
-# Subject, what it did, and to what; {a}, {n} and {p} are drawn anew each time they stand there.
+# Subject, verb and object; {a}, {n} and {p} are sampled at each occurrence.
 _SENTENCES = (
     "The {a} {n} stood near the {a} {n}.",
     "Nobody in the village had ever seen such {an} {n}.",
@@ -93,7 +93,7 @@ _PEOPLE = _different(
 
 
 def key_words(rng: random.Random, count: int) -> list[str]:
-    """So many different pairs such as "quiet-lantern"."""
+    """Return `n` distinct pairs such as "quiet-lantern"."""
     size = len(ADJECTIVES) * len(NOUNS)
     return [
         f"{ADJECTIVES[number // len(NOUNS)]}-{NOUNS[number % len(NOUNS)]}"
@@ -102,7 +102,7 @@ def key_words(rng: random.Random, count: int) -> list[str]:
 
 
 def single_words(rng: random.Random) -> list[str]:
-    """All words in a random order, and behind them as many pairs as anybody can need."""
+    """Return all words in random order, followed by as many pairs as needed."""
     words = sorted({*ADJECTIVES, *NOUNS, *VERBS})
     rng.shuffle(words)
     pairs = [f"{adjective}-{noun}" for adjective, noun in product(ADJECTIVES, NOUNS)]
@@ -114,14 +114,14 @@ class Prose:
     """A long text to hide something in, word by word.
 
     Attributes:
-        is_own: whether it is a text that was given.
+        is_own: whether the text was given.
     """
 
     def __init__(self, text: str | None, seed: int = 0) -> None:
-        """Take a text, or make one.
+        """Use a text, or generate one.
 
         Args:
-            text: is repeated when it ends; None for sentences put together from the lists.
+            text: repeated when it ends; None for sentences generated from the lists.
             seed: of these.
         """
         self.is_own = text is not None
@@ -129,7 +129,7 @@ class Prose:
         self._rng = None if text is not None else random.Random(f"prose {seed}")
 
     def words(self, count: int) -> list[str]:
-        """The first words; with a larger count they begin with the same ones."""
+        """Return the first words; a larger count extends them."""
         while len(self._words) < count:
             if self._rng is None:
                 self._words += self._words

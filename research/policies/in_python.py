@@ -1,4 +1,4 @@
-r"""Policies of the library, asked in Python all the same: what a policy in Python costs.
+r"""Library policies computed in Python, to measure the cost of Python.
 
     python -m research.benchmarks.upkeep compactions model.gguf \
         --policy h2o,research/policies/in_python.py:H2O
@@ -10,8 +10,8 @@ from pyh2o import policies
 
 
 class H2O(policies.H2O):
-    """A subclass is another policy, which no library computes."""
+    """A subclass is another policy, which the library does not compute."""
 
 
 class H2OFar(policies.H2OFar):
-    """Likewise."""
+    """Like `H2O`."""

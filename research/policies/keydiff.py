@@ -21,11 +21,11 @@ class KeyDiff(Policy):
     inference in resource-constrained environments", 2025 (https://arxiv.org/abs/2504.15364);
     NVIDIA/kvpress, `kvpress/presses/keydiff_press.py`.
 
-    Needs no attention at all; a compaction reads all keys once. Below sinks and a window in
+    Needs no attention; a compaction reads all keys once. Worse than sinks and a window in
     docs/measurements/quality.md.
 
-    Deviations: recent rows are safe. The mean is over all rows there are, those that do not compete
-    included, as in kvpress. A key of zeros has no direction: it adds nothing to the mean, and its
+    Deviations: recent rows are safe. The mean is over all rows, including those that do not
+    compete, as in kvpress. A key of zeros has no direction: it adds nothing to the mean, and its
     score is 0.
     """
 
@@ -39,7 +39,7 @@ class KeyDiff(Policy):
 
 
 def _unit(vectors: FloatArray) -> FloatArray:
-    """Vectors [..., d] of length 1; zeros stay zeros."""
+    """Return vectors [..., d] of length 1; zeros stay zeros."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     unit: FloatArray = vectors / np.where(lengths > 0, lengths, 1)
     return unit

@@ -1,4 +1,4 @@
-"""H2O for heads that have to agree: what a choice of each head on its own is worth.
+"""H2O for heads that keep the same rows, to measure the gain of a selection per head.
 
 pyh2o generate --policy research/policies/one_choice.py:H2OLayer
 """
@@ -12,23 +12,23 @@ from pyh2o.policies.base import Scope
 
 
 class H2OLayer(H2O):
-    """Keeps what collected most attention in the mean of a layer's KV heads, which all keep that.
+    """Keeps the rows with most attention on average over a layer's KV heads, the same in all.
 
-    Source: `h2o`; to measure what a choice of each head on its own is worth.
+    Source: `h2o`; to measure the gain of a selection per head.
 
-    Deviation: from the paper, whose heads choose on their own.
+    Deviation: from the paper, whose heads select separately.
     """
 
     scope: ClassVar[Scope] = "layer"
 
 
 class H2OCells(H2O):
-    """Keeps what collected most attention in the mean of all layers and KV heads: one set for all.
+    """Keeps the rows with most attention on average over all layers and KV heads, the same in all.
 
-    Source: `h2o`; to measure what freeing whole cells of llama.cpp, which all layers and heads
-    share, could do.
+    Source: `h2o`; to measure the effect of freeing whole llama.cpp cells, which all layers and
+    heads share.
 
-    Deviation: from the paper, whose heads choose on their own.
+    Deviation: from the paper, whose heads select separately.
     """
 
     scope: ClassVar[Scope] = "cache"

@@ -1,4 +1,4 @@
-"""A random choice, to see what a policy is worth, and NACL, which draws some of the rows.
+"""Random selection as a baseline for policies, and NACL, which samples some of the rows.
 
 pyh2o generate --policy research/policies/random_rows.py:RandomRows
 """
@@ -22,19 +22,19 @@ LARGEST_SEED = 2**64 - 1
 
 @dataclass(frozen=True)
 class RandomRows(Policy):
-    """Keeps a random sample of the text, another one in every (layer, KV head).
+    """Keeps a random sample of the text, a different one in every (layer, KV head).
 
     Source: none needed; other collections of policies have it as the check that scores matter
     (NVIDIA/kvpress, `kvpress/presses/random_press.py`).
 
-    Needs nothing but positions.
+    Needs only positions.
 
-    Deviations: kvpress draws anew each time. Here a row's number is a hash of where it is, the same
-    at every compaction, so that what stays is a uniform sample of all that came before the recent
-    rows, and a run can be repeated.
+    Deviations: kvpress samples again each time. Here a row's number is a hash of its location, the
+    same at every compaction. So the kept rows are a uniform sample of all rows before the recent
+    ones, and a run can be repeated.
 
     Attributes:
-        seed: of the draw.
+        seed: of the random numbers.
     """
 
     seed: int = parameter(0, least=0, most=LARGEST_SEED)
@@ -45,29 +45,28 @@ class RandomRows(Policy):
 
 @dataclass(frozen=True)
 class NACL(Policy):
-    """Keeps the rows that the last queries pay most attention to, and draws some of the others.
+    """Keeps the rows with most attention of the last queries, and samples some of the others.
 
-    The best rows fill all places but a share, for which the others draw lots: the probability of
-    each is that of a softmax over the attention sums. The largest of s + g, with g from a standard
-    Gumbel distribution, are such a sample without replacement.
+    The best rows are kept except for a share of the budget, for which the others are sampled with
+    the probabilities of a softmax over the attention sums. The largest of s + g, with g from a
+    standard Gumbel distribution, are such a sample without replacement.
 
     Source: Chen et al., "NACL: a general and effective KV cache eviction framework for LLMs at
     inference time", ACL 2024; PaddlePaddle/Research, `NLP/ACL2024-NACL/src/llama_nacl_patch.py`.
 
-    Needs what `snap` needs.
+    Needs the same inputs as `snap`.
 
     Deviations: the authors evict once, after the prompt, with the last 1 % of it as queries and
-    shares of the prompt (12 % by score, 7 % drawn, which is where 0.37 of the places comes from);
-    here every compaction does, with a count of queries. Theirs draws anew with a generator that has
-    no seed; here a row's number is a hash of where it is, so it has the same luck at every
-    compaction and a run can be repeated. Their sums are of an attention without a causal mask among
-    the last queries. Sums of a few queries are small as logits, so the draw is nearly uniform, as
-    theirs.
+    shares of the prompt (12 % by score, 7 % sampled, hence 0.37); here every compaction does, with
+    a count of queries. Theirs samples with a generator without a seed; here a row's number is a
+    hash of its location, the same at every compaction, so a run can be repeated. Their sums are of
+    an attention without a causal mask among the last queries. Sums of a few queries are small as
+    logits, so sampling is nearly uniform, as theirs.
 
     Attributes:
         queries: last queries that count; the recent window may have fewer.
-        random: share of the places that are drawn.
-        seed: of the draw.
+        random: sampled share of the rows.
+        seed: of the random numbers.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ("query_attention",)
@@ -90,8 +89,10 @@ class NACL(Policy):
 
 
 def splitmix64(x: UIntArray) -> UIntArray:
-    """Mix 64 bits: [n] to [n] (Steele, Lea and Flood, "Fast splittable pseudorandom number
-    generators", OOPSLA 2014). Arithmetic is modulo 2**64."""
+    """Hash 64 bits: [n] to [n], modulo 2**64.
+
+    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+    """
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -102,9 +103,9 @@ def splitmix64(x: UIntArray) -> UIntArray:
 def uniform_numbers(
     seed: int, layer: int, head: int, positions: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """Numbers between 0 and 1, one for each row of a (layer, KV head): a hash of where it is.
+    """Return a number between 0 and 1 for each row of a (layer, KV head): a hash of its location.
 
-    Its values:
+    Examples:
 
         seed, layer, head, position    number
         0, 0, 0, 0                     0.13870941014555432
@@ -112,8 +113,8 @@ def uniform_numbers(
         7, 3, 1, 1000                  0.6620748756001482
         2**64 - 1, 29, 2, 2**31 - 1    0.9703577962244319
 
-    Seed and layer enter as their sum: a seed that is larger by 1 gives each layer the numbers that
-    the next one had.
+    Only the sum of seed and layer matters: incrementing the seed gives each layer the numbers that
+    the next layer had.
 
     Args:
         seed: 0 .. 2**64 - 1.
@@ -127,6 +128,6 @@ def uniform_numbers(
     x = np.full(positions.shape, seed, dtype=np.uint64)
     for part in (np.uint64(layer), np.uint64(head), positions.astype(np.uint64)):
         x = splitmix64(x + part)
-    # The upper 53 bits are what a float64 can hold; the half keeps 0 out, whose logarithm is none.
+    # A float64 holds the upper 53 bits; the half excludes 0, which has no logarithm.
     numbers: npt.NDArray[np.float64] = ((x >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return numbers

@@ -1,8 +1,8 @@
-"""The archive of one layer: what has left the recent window, to be found there again.
+"""The archive of one layer: rows that have left the recent window, for retrieval.
 
 Source: our own. A token's rows are written once, when it leaves the recent window: until then every
 KV head still has them, whatever the policy keeps later. So the archive is a contiguous range of
-positions from the start of the text on, and nothing is ever taken from it.
+positions from the start of the text, and rows are never removed from it.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from .codes import PageCodes, encode
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
 
-Rotate = Callable[[FloatArray, IntArray], FloatArray]  # [n_heads, n, head_size] by [n] positions
-Rounding = Callable[[FloatArray], FloatArray]  # rows [..., head_size] to what a type can hold
+Rotate = Callable[[FloatArray, IntArray], FloatArray]  # x [n_heads, n, head_size], positions [n]
+Rounding = Callable[[FloatArray], FloatArray]  # rounds rows [..., head_size] to a type
 
 N_PAGE = 128  # positions 128g .. 128g + 127 are a page: its keys are moved as a whole
 
 
 def as_float32(rows: FloatArray) -> FloatArray:
-    """No rounding of float32 rows."""
+    """Return float32 rows without rounding."""
     return rows.astype(np.float32)
 
 
 def as_float16(rows: FloatArray) -> FloatArray:
-    """What an archive of half floats holds."""
+    """Round as an archive of half floats does."""
     return rows.astype(np.float16)
 
 
 class LayerArchive:
     """K and V rows of positions 0 .. n_positions - 1 of one layer, for all KV heads.
 
-    The key of position p is rotated to p modulo N_PAGE, its position in its page, wherever the text
-    was when it came.
+    The key of position p is rotated to p modulo N_PAGE, its position in its page, wherever it was
+    rotated to before.
 
     Attributes:
         keys, values: [n_head_kv, n_positions, head_size], rounded.
@@ -48,22 +48,22 @@ class LayerArchive:
         self._rounding = rounding
         empty = np.empty((n_head_kv, 0, head_size), dtype=np.float64)
         self.keys, self.values = rounding(empty), rounding(empty)
-        # of all heads, by page, its rows and its place
+        # codes of all heads by page, with its number of rows and its place
         self._codes: dict[tuple[int, int, int], list[PageCodes]] = {}
 
     @property
     def n_positions(self) -> int:
-        """Positions in the archive; the first that it lacks."""
+        """Number of archived positions; the first missing one."""
         return int(self.keys.shape[1])
 
     def append(self, keys: FloatArray, values: FloatArray, shift: int, rotate: Rotate) -> None:
         """Write the rows [n_head_kv, n, head_size] of the next n positions.
 
         Args:
-            keys: rotated to their positions less `shift`.
+            keys: rotated to their positions minus `shift`.
             values: of the same positions.
             shift: positions by which the text has been moved back so far.
-            rotate: turns keys.
+            rotate: rotates keys.
         """
         positions = self.n_positions + np.arange(keys.shape[1])
         turned = rotate(keys.astype(np.float64), positions % N_PAGE - (positions - shift))
@@ -71,10 +71,9 @@ class LayerArchive:
         self.values = np.concatenate([self.values, self._rounding(values)], axis=1)
 
     def places(self, shift: int) -> IntArray:
-        """[n_pages] rotary positions of the first position of each page.
+        """Return [n_pages] rotary positions of the first position of each page.
 
-        Original distances to the text while positions last, then as far away as there are
-        positions: at the start.
+        They keep their distance to the text while positions last; older pages are at the start.
 
         Args:
             shift: positions by which the text has been moved back so far.
@@ -82,21 +81,21 @@ class LayerArchive:
         return np.maximum(np.arange(0, self.n_positions, N_PAGE) - shift, 0)
 
     def keys_at(self, head: int, positions: IntArray, shift: int, rotate: Rotate) -> FloatArray:
-        """[n, head_size] keys of [n] positions, rotated to where their pages are."""
+        """Return [n, head_size] keys of [n] positions, rotated to the places of their pages."""
         turns = self.places(shift)[positions // N_PAGE]
         keys: FloatArray = rotate(self.keys[head, positions].astype(np.float64)[None], turns)[0]
         return keys
 
     def codes(self, head: int, shift: int, rotate: Rotate) -> list[PageCodes]:
-        """[n_pages] codes of the keys of one KV head, rotated to where their pages are.
+        """Return [n_pages] codes of the keys of one KV head, rotated to the places of their pages.
 
-        Those of a page depend on its rows and on its place: they are made again when it gets more
-        rows, and when it is moved.
+        The codes of a page depend on its rows and its place: they are computed again when it gets
+        more rows or moves.
 
         Args:
             head: KV head.
             shift: positions by which the text has been moved back so far.
-            rotate: turns keys.
+            rotate: rotates keys.
         """
         known, self._codes = self._codes, {}
         for page, place in enumerate(self.places(shift).tolist()):

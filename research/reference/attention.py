@@ -1,11 +1,10 @@
 """Attention over the kept rows, and what it adds to their scores.
 
-H2O's score of a row is the attention it has collected: the softmax probabilities that all queries
-since it was written, its own included, gave to it. With grouped-query attention (GQA) several
-query heads share one row, and the row's score is the mean of their probabilities (the paper knows
-one query head per KV head; there the mean is that head). So one query adds one unit of score to
-each KV head, shared out among the rows. Other policies also want the squares of the probabilities,
-or those of a few queries again at a later time.
+H2O's score of a row is the attention it has collected: the softmax probabilities of all queries
+since it was written, including its own. With grouped-query attention (GQA) several query heads
+share one row, and the row's score is the mean of their probabilities (the paper has one query head
+per KV head). So one query adds one unit of score to each KV head, distributed over the rows. Other
+policies also need the squares of the probabilities, or those of a few queries at a later time.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ def attend(
 def attention_probabilities(
     queries: FloatArray, keys: FloatArray, visible: BoolArray
 ) -> FloatArray:
-    """What each query pays to each row: [n_head, n_queries, n_rows], arguments as :func:`attend`'s.
+    """Return each query's attention to each row, [n_head, n_queries, n_rows] (see :func:`attend`).
 
-    The probabilities of a query sum to 1; rows that it may not attend have none.
+    The probabilities of a query sum to 1; rows that it may not attend to have 0.
     """
     logits = attention_logits(queries, keys, visible)
     probabilities: FloatArray = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -55,7 +54,7 @@ def attention_probabilities(
 
 
 def attention_logits(queries: FloatArray, keys: FloatArray, visible: BoolArray) -> FloatArray:
-    """[n_head_kv, group, n_queries, n_rows] scaled products, -inf for rows that are not visible."""
+    """Return [n_head_kv, group, n_queries, n_rows] scaled products, -inf for invisible rows."""
     scale = keys.dtype.type(np.sqrt(queries.shape[-1]))
     logits = _grouped(queries, len(keys)) @ keys[:, None].swapaxes(-1, -2) / scale
     masked: FloatArray = np.where(visible[:, None], logits, -np.inf)
@@ -63,13 +62,13 @@ def attention_logits(queries: FloatArray, keys: FloatArray, visible: BoolArray) 
 
 
 def mean_of_groups(per_head: FloatArray, n_head_kv: int) -> FloatArray:
-    """[n_head, n_queries, n_rows] to [n_head_kv, n_queries, n_rows]."""
+    """Average [n_head, n_queries, n_rows] to [n_head_kv, n_queries, n_rows]."""
     mean: FloatArray = _grouped(per_head, n_head_kv).mean(axis=1)
     return mean
 
 
 def collected_attention(probabilities: FloatArray, n_head_kv: int) -> FloatArray:
-    """The score that one chunk of queries adds to each row.
+    """Return the score that one chunk of queries adds to each row.
 
     Args:
         probabilities: [n_head, n_queries, n_rows] from :func:`attend`.
@@ -83,10 +82,10 @@ def collected_attention(probabilities: FloatArray, n_head_kv: int) -> FloatArray
 
 
 def collected_squares(probabilities: FloatArray, n_head_kv: int) -> FloatArray:
-    """[n_head_kv, n_rows] the same of the squares of the probabilities."""
+    """Return the same sums of squared probabilities, [n_head_kv, n_rows]."""
     return collected_attention(probabilities**2, n_head_kv)
 
 
 def _grouped(per_head: FloatArray, n_head_kv: int) -> FloatArray:
-    """[n_head, ...] to [n_head_kv, group, ...]."""
+    """Reshape [n_head, ...] to [n_head_kv, group, ...]."""
     return per_head.reshape(n_head_kv, -1, *per_head.shape[1:])

@@ -19,29 +19,29 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class LayerCache:
-    """K and V rows of one layer, with the token position and the score of each, and last queries.
+    """K and V rows of one layer, with the token position and score of each, and last queries.
 
-    Rows lie in ascending order of position. They hold rotated keys, so nothing has to be recomputed
-    when rows between them go; :meth:`rebase` rotates them to other positions.
+    Rows are in ascending order of position. They hold rotated keys, so nothing is recomputed when
+    rows between them are evicted; :meth:`rebase` rotates them to other positions.
 
-    `keep_all=True` is the other way to evict, far too large for use but right by construction:
-    no row is ever dropped, evicted ones are only hidden from all later queries. Both ways must
-    give the same outputs.
+    `keep_all=True` is another way to evict, too large for use but correct by construction: no row
+    is ever dropped, evicted ones are only masked for all later queries. Both ways must give the
+    same outputs.
 
-    With an archive, rows are handed on to it before they can be evicted. Those that queries find
-    there again are no rows in use: they have no scores, and a compaction does not see them.
+    With an archive, rows are archived before they can be evicted. Retrieved rows are not rows in
+    use: they have no scores, and a compaction ignores them.
 
     Attributes:
         keys, values: [n_head_kv, n_stored, head_size].
         row_positions: [n_head_kv, n_stored] token positions.
         rotary_positions: [n_head_kv, n_stored] positions the keys are rotated to.
-        row_scores: [n_head_kv, n_stored] attention collected, or for a policy that does not look at
-            that, what it gave the row at the last compaction.
-        row_squares: [n_head_kv, n_stored] squared attention collected, for policies that want it.
-        evicted: [n_head_kv, n_stored] rows that no query may see.
-        queries: the last ones, for policies that want them.
+        row_scores: [n_head_kv, n_stored] collected attention, or the scores of the last compaction
+            if the policy does not use attention.
+        row_squares: [n_head_kv, n_stored] squared collected attention, for policies that need it.
+        evicted: [n_head_kv, n_stored] rows that no query may attend to.
+        queries: the last ones, for policies that need them.
         archive: of this layer, or None.
-        forgotten: spans of positions that are not found in it any more.
+        dropped: dropped spans of positions, which are not retrieved any more.
     """
 
     def __init__(
@@ -68,25 +68,25 @@ class LayerCache:
         self.row_squares: FloatArray = np.empty((n_head_kv, 0), dtype=score_dtype)
         self.evicted: BoolArray = np.empty((n_head_kv, 0), dtype=np.bool_)
         self.queries = LastQueries(n_queries)
-        self.forgotten: tuple[Span, ...] = ()
+        self.dropped: tuple[Span, ...] = ()
 
     @property
     def n_head_kv(self) -> int:
-        """KV heads."""
+        """Number of KV heads."""
         return len(self.row_positions)
 
     @property
     def n_rows(self) -> int:
-        """Rows in use of each KV head: all have as many."""
+        """Rows in use of each KV head, the same number for all."""
         return int(np.count_nonzero(~self.evicted[0]))
 
     def positions(self, head: int) -> IntArray:
-        """[n_rows] token positions of the rows in use of one KV head, ascending."""
+        """Return [n_rows] token positions of the rows in use of one KV head, ascending."""
         positions: IntArray = self.row_positions[head, ~self.evicted[head]]
         return positions
 
     def scores(self, head: int) -> FloatArray:
-        """[n_rows] scores of the rows in use of one KV head, ordered by position."""
+        """Return [n_rows] scores of the rows in use of one KV head, ordered by position."""
         scores: FloatArray = self.row_scores[head, ~self.evicted[head]]
         return scores
 
@@ -101,7 +101,7 @@ class LayerCache:
 
         Args:
             keys, values: [n_head_kv, n_tokens, head_size], rounded here to the cache's type.
-            positions: [n_tokens] ascending, above all positions stored.
+            positions: [n_tokens] ascending, above all stored positions.
             rotary_positions: [n_tokens] that the keys are rotated to; None: the same.
         """
         if rotary_positions is None:
@@ -122,39 +122,39 @@ class LayerCache:
         self.evicted = np.concatenate([self.evicted, np.zeros(shape, dtype=np.bool_)], axis=1)
 
     def visible(self, query_positions: IntArray) -> BoolArray:
-        """[n_head_kv, n_queries, n_stored] rows in use that are not in a query's future."""
+        """Return [n_head_kv, n_queries, n_stored] rows in use that are not in a query's future."""
         causal = self.row_positions[:, None, :] <= query_positions[None, :, None]
         return causal & ~self.evicted[:, None, :]
 
     def hidden(self, head: int) -> IntArray:
-        """[n] archived positions that one KV head does not hold, but for forgotten ones; ascending.
+        """Return [n] archived positions that one KV head lacks, except dropped ones; ascending.
 
-        As many for each head, as long as none holds forgotten rows.
+        Their number is the same for all heads, unless a head holds dropped rows.
         """
         archived = np.arange(self.archive.n_positions if self.archive else 0)
-        archived = archived[~in_spans(archived, self.forgotten)]
+        archived = archived[~in_spans(archived, self.dropped)]
         return archived[~np.isin(archived, self.positions(head))]
 
-    def remember_queries(
+    def record_queries(
         self, queries: FloatArray, positions: IntArray, rotary_positions: IntArray
     ) -> None:
-        """Keep as many of the last queries as the policy wants.
+        """Keep as many of the last queries as the policy needs.
 
         Args:
             queries: [n_head, n_tokens, head_size], rotated.
             positions, rotary_positions: [n_tokens].
         """
-        self.queries.remember(queries, positions, rotary_positions)
+        self.queries.record(queries, positions, rotary_positions)
 
     def queries_of(self, head: int) -> FloatArray:
-        """[n_queries, group, head_size] the queries that meet the keys of one KV head."""
+        """Return [n_queries, group, head_size] the queries of one KV head."""
         queries = self.queries.rotated
         group = len(queries) // self.n_head_kv
         of_head: FloatArray = queries[head * group : (head + 1) * group].swapaxes(0, 1)
         return of_head
 
     def query_attention(self) -> FloatArray:
-        """[n_head_kv, n_queries, n_stored] what the remembered queries pay to the rows in use."""
+        """Return recorded queries' attention to rows in use, [n_head_kv, n_queries, n_stored]."""
         if self.queries.positions.size == 0:
             return np.zeros((self.n_head_kv, 0, self.row_positions.shape[1]))
         queries = self.queries.rotated
@@ -163,7 +163,9 @@ class LayerCache:
         return mean_of_groups(probabilities, self.n_head_kv)
 
     def add_scores(self, collected: FloatArray) -> None:
-        """Add [n_head_kv, n_stored] attention to the scores. A row keeps its sum while it lives."""
+        """Add [n_head_kv, n_stored] attention to the scores, which rows keep until they are
+        evicted.
+        """
         self.row_scores += collected
 
     def add_squares(self, collected: FloatArray) -> None:
@@ -175,16 +177,17 @@ class LayerCache:
         for head, of_head in enumerate(scores):
             self.row_scores[head, ~self.evicted[head]] = of_head
 
-    def forget(self, factor: float) -> None:
-        """Multiply all that was collected."""
+    def decay(self, factor: float) -> None:
+        """Multiply all collected sums."""
         self.row_scores *= self.row_scores.dtype.type(factor)
         self.row_squares *= self.row_squares.dtype.type(factor)
 
     def keep(self, kept: Sequence[IntArray]) -> None:
-        """Evict all rows but these.
+        """Evict all other rows.
 
         Args:
-            kept: for each KV head [n_kept] indices into its rows in use, ascending; as many each.
+            kept: for each KV head [n_kept] indices into its rows in use, ascending; the same number
+                each.
         """
         rows = [np.flatnonzero(~self.evicted[head])[of_head] for head, of_head in enumerate(kept)]
         self.evicted[:] = True
@@ -195,20 +198,20 @@ class LayerCache:
         self._gather(np.stack(rows))
 
     def archive_until(self, end: int, shift: int, rotate: Rotate) -> None:
-        """Write the rows of positions below `end` to the archive, but for those it has.
+        """Archive the rows of positions below `end` that the archive lacks.
 
-        Zeros stand for those that were forgotten before.
+        Rows dropped before that are archived as zeros.
 
         Args:
             end: a position; every KV head still has the rows before it that the archive lacks.
             shift: positions by which the text has been moved back so far.
-            rotate: turns keys.
+            rotate: rotates keys.
         """
         if self.archive is None or end <= self.archive.n_positions:
             return
         first = self.archive.n_positions
         is_new = (self.row_positions >= first) & (self.row_positions < end)
-        is_new &= ~in_spans(self.row_positions, self.forgotten)
+        is_new &= ~in_spans(self.row_positions, self.dropped)
         rows = np.stack([np.flatnonzero(of_head) for of_head in is_new])
         positions = np.take_along_axis(self.row_positions, rows, axis=1)
         rotary = np.take_along_axis(self.rotary_positions, rows, axis=1)
@@ -226,15 +229,15 @@ class LayerCache:
         self.archive.append(keys, values, shift, rotate)
 
     def restore(self, positions: IntArray, shift: int, rotate: Rotate) -> bool:
-        """Take rows back from the archive, in heads that lack them; a compaction has to follow.
+        """Restore archived rows in heads that lack them; a compaction must follow.
 
-        They are at their distance to the text, if there are so many positions: :meth:`rebase` gives
-        each a position of its own. Nothing is collected of them.
+        They keep their distance to the text if positions last: :meth:`rebase` gives each its own
+        position. Their collected sums are 0.
 
         Args:
-            positions: [n] ascending; those that the archive lacks are left out.
+            positions: [n] ascending; those that the archive lacks are ignored.
             shift: positions by which the text has been moved back so far.
-            rotate: turns keys.
+            rotate: rotates keys.
 
         Returns:
             Whether a head lacked one.
@@ -243,7 +246,7 @@ class LayerCache:
             return False
         positions = positions[positions < self.archive.n_positions]
         held = np.stack([np.isin(positions, self.positions(h)) for h in range(self.n_head_kv)])
-        # Where another head lacks it, a head gets a second row, which it does not use.
+        # A head that has a row which another head lacks gets an unused second copy.
         new = positions[~held.all(axis=0)]
         rotary = np.maximum(new - shift, 0)
         turned = rotate(self.archive.keys[:, new].astype(np.float64), rotary - new % N_PAGE)
@@ -256,13 +259,13 @@ class LayerCache:
     def rebase(self, back: int, rotate: Rotate, next_position: int) -> None:
         """Rotate the keys in use, and the queries, `back` positions back.
 
-        Keys that would get a position below 0 are packed at the start, in the order of the text; no
-        two get the same.
+        Keys that would get a position below 0 are packed at the start, in text order, at different
+        positions.
 
         Args:
             back: positions.
-            rotate: turns [n_heads, n, head_size] by [n] positions.
-            next_position: that the next token is rotated to then, behind all of them.
+            rotate: rotates [n_heads, n, head_size] by [n] positions.
+            next_position: the next token's rotary position after the re-base.
         """
         for head in range(self.n_head_kv):
             in_use = np.flatnonzero(~self.evicted[head])
@@ -285,7 +288,7 @@ class LayerCache:
         self.queries.remove(first_position)
 
     def _gather(self, rows: IntArray) -> None:
-        """Gather [n_head_kv, n_kept] rows, per KV head; drop the others."""
+        """Gather [n_head_kv, n_kept] rows per KV head, and drop the others."""
         self.keys = np.take_along_axis(self.keys, rows[:, :, None], axis=1)
         self.values = np.take_along_axis(self.values, rows[:, :, None], axis=1)
         self.row_positions = np.take_along_axis(self.row_positions, rows, axis=1)

@@ -1,16 +1,16 @@
-"""Codes of archived keys, a bit an element: enough to find those that a query would look at.
+"""One-bit codes of archived keys, to estimate which keys a query would attend to.
 
 Source: RaBitQ (Gao and Long, SIGMOD 2024, https://arxiv.org/abs/2405.12497) for the estimate of a
-product from signs; that it is made page by page, around the mean of a page's keys, is ours, and so
-are the tables of whole numbers, which let a processor look up many rows at once.
+product from signs. Computing it per page, around the mean of a page's keys, is ours, and so are the
+integer tables, with which a processor looks up many rows at once.
 
-The keys are rotated to the positions that they count at, so a query meets their codes as it is. A
-key k of a page with centre c is k = c + (k - c), and the difference, mixed by a Hadamard transform
-H so that no element stands out, is known by its signs and one scale:
+The keys are rotated to the places of their pages, so queries need no rotation. A key k of a page
+with centre c is k = c + (k - c). The difference, mixed by a Hadamard transform H so that no element
+dominates, is stored as its signs and one scale:
 
     q . k  is about  q . c + scale * (H q . signs),   scale = |r|^2 / sum |r|,   r = H (k - c)
 
-With this scale it is exact for a query that points where the difference does.
+With this scale it is exact for a query parallel to the difference.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.floating[Any]]
 BoolArray = npt.NDArray[np.bool_]
 
-GROUP = 4  # elements whose signs are one index into a table
-LARGEST = 63  # entry of a table: the sum of four fits a byte
+GROUP = 4  # elements whose signs form one table index
+LARGEST = 63  # largest table entry: the sum of four fits a byte
 
-# [16, GROUP] the signs that each index stands for: bit i is set where element i is not negative
+# [16, GROUP] the signs of each index: bit i is set if element i is not negative
 SIGNS = np.array([[1 if index >> i & 1 else -1 for i in range(GROUP)] for index in range(16)])
 
 
@@ -38,7 +38,7 @@ class PageCodes:
 
     Attributes:
         centre: [head_size] float16, their mean.
-        positive: [n, head_size] where r is not negative.
+        positive: [n, head_size] whether r is not negative.
         scales: [n] float16.
     """
 
@@ -48,9 +48,9 @@ class PageCodes:
 
 
 def hadamard(x: FloatArray) -> npt.NDArray[np.float64]:
-    """Normalised Hadamard transform of x [..., size], in the largest blocks that fit.
+    """Normalised Hadamard transform of x [..., size], in the largest possible blocks.
 
-    Blocks are of the largest power of two that divides the size.
+    The block size is the largest power of two that divides `size`.
     """
     size = x.shape[-1]
     matrix = np.ones((1, 1))
@@ -62,7 +62,7 @@ def hadamard(x: FloatArray) -> npt.NDArray[np.float64]:
 
 
 def encode(keys: FloatArray) -> PageCodes:
-    """Codes of the keys [n, head_size] of a page, rotated to where they count."""
+    """Encode the keys [n, head_size] of a page, rotated to its place."""
     keys = keys.astype(np.float64)
     centre = keys.mean(axis=0).astype(np.float16)
     rotated = hadamard(keys - centre)
@@ -73,18 +73,18 @@ def encode(keys: FloatArray) -> PageCodes:
 
 
 def estimates(pages: Sequence[PageCodes], queries: FloatArray) -> npt.NDArray[np.float64]:
-    """[n_queries, n] what the product of each query and each key of some pages is about.
+    """Return [n_queries, n] estimated products of queries and the keys of some pages.
 
-    Every query has a table for every four elements: what each choice of their signs adds to
-    H q . signs, counted from the least, in whole steps of which the widest table has LARGEST. The
-    tables are the same for all pages.
+    Every query has a table for every four elements: the contribution of each combination of their
+    signs to H q . signs, counted from the smallest, in integer steps of which the widest table has
+    LARGEST. The tables are the same for all pages.
 
     Args:
         pages: codes of at least one page.
         queries: [n_queries, head_size], rotated.
     """
     groups = hadamard(queries).reshape(len(queries), -1, GROUP)
-    most = np.abs(groups).sum(axis=-1)  # [n_queries, n_groups]; the least is -most
+    most = np.abs(groups).sum(axis=-1)  # [n_queries, n_groups]; the smallest is -most
     steps = 2 * most.max(axis=-1) / LARGEST
     steps[steps == 0] = 1
     tables = np.rint((groups @ SIGNS.T + most[:, :, None]) / steps[:, None, None])

@@ -35,7 +35,7 @@ def compact(
     Args:
         caches: [n_layer].
         eviction: what each (layer, KV head) keeps.
-        policy: that scores the rows.
+        policy: scores the rows.
         rope_frequencies: [head_size / 2] radians per position of each pair.
 
     Returns:
@@ -65,7 +65,7 @@ def _head_rows(
     layer: int,
     rope_frequencies: FloatArray,
 ) -> list[HeadRows]:
-    """What a policy sees of the KV heads of a layer: of all that there is, what it needs."""
+    """Return the policy's inputs for the KV heads of a layer: only what it needs."""
     attention_of_queries = cache.query_attention()
     heads = []
     for head in range(cache.n_head_kv):
@@ -76,9 +76,9 @@ def _head_rows(
             pinned=parameters.pinned,
             recent=parameters.recent,
             spans=parameters.spans,
-            forgotten=parameters.forgotten,
+            dropped=parameters.dropped,
         )
-        is_gone = in_spans(positions, parameters.forgotten)
+        is_gone = in_spans(positions, parameters.dropped)
         n_kept = min(positions.size, parameters.budget)
         values = cache.values[head, rows].astype(np.float64)
         seen: dict[str, FloatArray] = {
@@ -109,9 +109,9 @@ def _head_rows(
 
 
 def _averaged(scores: list[list[FloatArray]], policy: Policy) -> list[list[FloatArray]]:
-    """The scores that the choice goes by: those of heads that have to agree are averaged.
+    """Return the scores for the selection: grouped heads get their mean.
 
-    Such heads have kept the same positions at every compaction before, so their rows correspond.
+    Such heads have kept the same positions at every previous compaction, so their rows correspond.
     """
     if policy.scope == "head":
         return scores
@@ -124,7 +124,7 @@ def _averaged(scores: list[list[FloatArray]], policy: Policy) -> list[list[Float
 def _kept_rows(
     parameters: EvictionParameters, heads: Sequence[HeadRows], scores: Sequence[FloatArray]
 ) -> tuple[list[IntArray], float]:
-    """Indices of the rows that each head of a layer keeps, and how clear the choice was."""
+    """Return indices of the rows that each head of a layer keeps, and the selection's margin."""
     kept, smallest = [], float("inf")
     for rows, of_head in zip(heads, scores, strict=True):
         rule: dict[str, Any] = {
@@ -132,7 +132,7 @@ def _kept_rows(
             "recent": parameters.recent,
             "spans": parameters.spans,
             "starts": parameters.starts,
-            "forgotten": parameters.forgotten,
+            "dropped": parameters.dropped,
         }
         kept.append(select(of_head, rows.positions, heavy=parameters.heavy, **rule))
         smallest = min(smallest, margin(of_head, rows.positions, kept[-1], **rule))

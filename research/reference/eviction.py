@@ -1,17 +1,18 @@
-"""Eviction: which rows of one (layer, KV head) survive a compaction, once each has a score.
+"""Eviction: which rows of one (layer, KV head) a compaction keeps, given their scores.
 
 The rule is that of H2O's authors' real dropping cache (FMInference/H2O,
-`h2o_hf/utils_real_drop/modify_llama.py`, class `H2OKVCache_LayerWise`): keep the last `recent`
-rows and the `heavy` best scores of the others. Additions: `pinned` rows at the start of the text
-and pinned spans anywhere, fair shares of the places for the parts of a text, `slack` rows so that
+`h2o_hf/utils_real_drop/modify_llama.py`, class `H2OKVCache_LayerWise`): keep the last `recent` rows
+and the `heavy` best scores of the others. Additions: `pinned` rows at the start of the text and
+pinned spans anywhere, fair shares of the heavy rows for the parts of a text, `slack` rows so that
 one compaction serves many tokens, and a rule for equal scores.
 
 Pinned spans and fair shares are those of "The pitfalls of KV cache compression"
 (https://arxiv.org/abs/2510.00231; Itisalex2/pitfalls-of-kv-cache-compression): its whitelist, and
-its fair eviction, there for two parts and not together, here for any number, and together.
+its fair eviction, there for two parts and only one of them at a time, here for any number, and
+combined.
 
-Forgotten spans are those that a text does without, such as thoughts that have led to an answer (the
-idea of LightThinker, https://arxiv.org/abs/2502.15589, without its training): see :func:`forget`.
+Dropped spans are removed from the context, such as reasoning after its answer (the idea of
+LightThinker, https://arxiv.org/abs/2502.15589, without its training): see :func:`drop`.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ Span = tuple[int, int]  # positions start <= p < end
 
 @dataclass(frozen=True)
 class EvictionParameters:
-    """How many rows each (layer, KV head) keeps. All counts are of tokens.
+    """How many rows each (layer, KV head) keeps. All counts are tokens.
 
-    Right after a compaction there are `budget` rows. New tokens fill up the slack; the tokens that
-    would not fit below `capacity` cause the next compaction. With `slack=1` and tokens that come
-    one at a time this is the algorithm of the paper: attend `budget + 1` rows, then evict one.
+    After a compaction there are `budget` rows. New tokens fill the slack; tokens that would exceed
+    `capacity` trigger the next compaction. With `slack=1` and tokens that come one at a time this
+    is the algorithm of the paper: attend to `budget + 1` rows, then evict one.
 
     Raises:
-        ValueError: a count is not an integer or too small, the rows outnumber the positions, spans
-            or starts are not in order, or the spans outnumber the heavy rows.
+        ValueError: a count is not an integer or too small, the rows exceed the positions, spans or
+            starts are not in order, or the spans exceed the heavy rows.
     """
 
     heavy: int  # rows kept for their score
-    recent: int  # rows of the newest positions, at least 1: a new row has no score to live by
+    recent: int  # rows of the newest positions, at least 1: a new row has no score yet
     pinned: int = 0  # rows of positions 0 .. pinned - 1
     slack: int = 1  # rows beyond the budget between two compactions, at least 1
-    n_pos: int | None = None  # positions rotary embeddings may use; None: as many as there are
-    spans: tuple[Span, ...] = ()  # also pinned, in places of heavy rows; ascending and apart
-    starts: tuple[int, ...] = ()  # the text is cut here into segments with fair shares
-    forgotten: tuple[Span, ...] = ()  # whose rows go before all others; ascending and apart
+    n_pos: int | None = None  # number of rotary positions; None: unlimited
+    spans: tuple[Span, ...] = ()  # also pinned, counted as heavy rows; ascending and disjoint
+    starts: tuple[int, ...] = ()  # boundaries of segments with fair shares
+    dropped: tuple[Span, ...] = ()  # dropped spans, evicted first; ascending and disjoint
 
     def __post_init__(self) -> None:
         for name in ("heavy", "recent", "pinned", "slack"):
@@ -62,7 +63,7 @@ class EvictionParameters:
             raise ValueError(f"n_pos must be >= the capacity of {self.capacity}, not {self.n_pos}")
         _check_spans(self.spans)
         _check_starts(self.starts)
-        _check_spans(self.forgotten)
+        _check_spans(self.dropped)
         n_spans = sum(max(0, end - max(start, self.pinned)) for start, end in self.spans)
         if n_spans > self.heavy:
             raise ValueError(
@@ -72,12 +73,12 @@ class EvictionParameters:
 
     @property
     def budget(self) -> int:
-        """Rows per (layer, KV head) right after a compaction."""
+        """Rows per (layer, KV head) after a compaction."""
         return self.pinned + self.heavy + self.recent
 
     @property
     def capacity(self) -> int:
-        """Rows per (layer, KV head) that are never exceeded."""
+        """Maximum rows per (layer, KV head)."""
         return self.budget + self.slack
 
 
@@ -90,51 +91,51 @@ def select(
     recent: int,
     spans: Sequence[Span] = (),
     starts: Sequence[int] = (),
-    forgotten: Sequence[Span] = (),
+    dropped: Sequence[Span] = (),
 ) -> IntArray:
-    """Choose the rows of one (layer, KV head) that a compaction keeps.
+    """Select the rows of one (layer, KV head) that a compaction keeps.
 
     Kept are the rows of positions below `pinned` and in `spans`, those of the last `recent`
     positions (position > newest - recent, where newest is the highest position given), and of the
     rest those with the highest scores, until the budget of pinned + heavy + recent rows is full:
-    `heavy` rows, fewer where spans take some of the places, or more where some pinned or recent
-    positions have no row any more because the tail of the text was removed. So every head keeps as
-    many. Of equal scores the higher position wins.
+    `heavy` rows, fewer because of `spans`, or more if some pinned or recent positions have no row
+    any more because the tail of the text was removed. So every head keeps the same number. Of equal
+    scores the higher position wins.
 
     With `starts` each segment of the text, [0, s1), [s1, s2) ... [sk, end), has its own share of
-    those places (see :func:`quotas`), in proportion to the number of its positions that are neither
-    pinned nor recent, whether they still have a row or not. A segment with fewer rows than places
-    keeps all of them, and what it leaves goes to the best scores of the others.
+    those rows (see :func:`quotas`), in proportion to the number of its positions that are neither
+    pinned nor recent, whether they still have a row or not. A segment with fewer rows than its
+    share keeps all of them, and the rest of its share goes to the best scores of the others.
 
-    Rows of `forgotten` positions, recent or not, are kept only where fewer others than the budget
-    are there; the oldest ones then.
+    Rows of `dropped` positions, recent or not, are kept only if there are fewer others than the
+    budget; the oldest ones then.
 
     Args:
         scores: [n_rows] of each row.
         positions: [n_rows] token position of each row, all different, in any order.
         pinned, heavy, recent: token counts, >= 0.
-        spans: pinned positions, each (start, end), end not included; ascending and apart.
-        starts: first positions of segments but the first; ascending and above 0.
-        forgotten: spans of positions that are not pinned; ascending and apart.
+        spans: pinned positions, each (start, end), end not included; ascending and disjoint.
+        starts: first positions of segments except the first; ascending and above 0.
+        dropped: dropped spans of positions that are not pinned; ascending and disjoint.
 
     Returns:
         [n_kept] indices into `scores`, ascending, so that a gather keeps the rows in order.
 
     Raises:
-        ValueError: the shapes differ, a position occurs twice, a score is not a number, a count is
-            negative, or spans or starts are not in order.
+        ValueError: the shapes differ, a position occurs twice, a score is nan, a count is negative,
+            or spans or starts are not in order.
     """
     _check_scores(scores, positions)
     if heavy < 0:
         raise ValueError(f"heavy must be >= 0, not {heavy}")
     rule: dict[str, Any] = {"pinned": pinned, "recent": recent, "spans": spans}
-    competing = competing_rows(positions, **rule, forgotten=forgotten)
-    is_gone = in_spans(positions, forgotten)
+    competing = competing_rows(positions, **rule, dropped=dropped)
+    is_gone = in_spans(positions, dropped)
     _check_starts(starts)
     candidates = np.flatnonzero(competing)
     kept = ~competing & ~is_gone
     n_places = max(0, pinned + heavy + recent - int(kept.sum()))
-    lengths = _segment_lengths(positions, **rule, starts=starts, forgotten=forgotten)
+    lengths = _segment_lengths(positions, **rule, starts=starts, dropped=dropped)
     kept[candidates] = choose(
         scores[candidates],
         positions[candidates],
@@ -148,20 +149,20 @@ def select(
     return np.flatnonzero(kept)
 
 
-def forget(positions: Sequence[IntArray], forgotten: Sequence[Span]) -> list[IntArray]:
-    """Choose the rows of all (layer, KV head) pairs that stay once spans are forgotten.
+def drop(positions: Sequence[IntArray], dropped: Sequence[Span]) -> list[IntArray]:
+    """Select the rows of all (layer, KV head) pairs that stay after spans are dropped.
 
-    All that are not forgotten. Every pair has to have as many rows, so the others fill up with
-    their oldest forgotten ones.
+    These are all other rows. Every pair must keep the same number, so pairs with fewer other rows
+    also keep their oldest dropped rows.
 
     Args:
-        positions: [n_rows] of each pair, ascending; as many for each.
-        forgotten: spans of positions; ascending and apart.
+        positions: [n_rows] of each pair, ascending; the same number for each.
+        dropped: dropped spans of positions; ascending and disjoint.
 
     Returns:
         For each pair [n_kept] indices, ascending.
     """
-    is_gone = [in_spans(of_pair, forgotten) for of_pair in positions]
+    is_gone = [in_spans(of_pair, dropped) for of_pair in positions]
     n_dropped = min(int(of_pair.sum()) for of_pair in is_gone)
     kept = []
     for of_pair in is_gone:
@@ -179,28 +180,28 @@ def margin(
     recent: int,
     spans: Sequence[Span] = (),
     starts: Sequence[int] = (),
-    forgotten: Sequence[Span] = (),
+    dropped: Sequence[Span] = (),
 ) -> float:
-    """How clear a choice of :func:`select` was: lowest kept minus highest evicted score.
+    """Return the margin of a selection by :func:`select`: lowest kept minus highest evicted score.
 
-    Two implementations that differ by rounding may choose differently where this is as small as
-    their rounding. Pinned and recent rows do not compete, so they are left out. With `starts` it is
-    the least of the segments, and of the choice over all of them where a segment left places.
+    Two implementations that differ by rounding may select differently if this is as small as their
+    rounding. Pinned and recent rows do not compete, so they are ignored. With `starts` it is the
+    minimum over the segments, and over all of them together if a segment left a part of its share.
 
     Args:
         scores, positions: [n_rows] as given to :func:`select`.
-        kept: [n_kept] what it returned.
-        pinned, recent, spans, starts, forgotten: as given to :func:`select`.
+        kept: [n_kept] its result.
+        pinned, recent, spans, starts, dropped: as given to :func:`select`.
 
     Returns:
-        The difference, >= 0; infinity where nothing competed.
+        The difference, >= 0; infinity if no rows competed.
     """
     _check_scores(scores, positions)
     rule: dict[str, Any] = {
         "pinned": pinned,
         "recent": recent,
         "spans": spans,
-        "forgotten": forgotten,
+        "dropped": dropped,
     }
     candidates = np.flatnonzero(competing_rows(positions, **rule))
     is_kept = np.isin(candidates, kept)
@@ -214,14 +215,14 @@ def margin(
 
 
 def quotas(lengths: Sequence[int] | IntArray, n_places: int) -> IntArray:
-    """Share places in proportion to lengths, by largest remainders; of equal ones the later wins.
+    """Divide places in proportion to lengths, by largest remainders; of equal ones the later wins.
 
     Args:
         lengths: [n] integers >= 0.
         n_places: places, >= 0.
 
     Returns:
-        [n] places, which sum to `n_places`; all 0 where all lengths are.
+        [n] places, which sum to `n_places`; all 0 if all lengths are.
     """
     total = sum(int(length) for length in lengths)
     if total == 0:
@@ -236,16 +237,16 @@ def quotas(lengths: Sequence[int] | IntArray, n_places: int) -> IntArray:
 def choose(
     scores: FloatArray, positions: IntArray, *, groups: IntArray, sure: IntArray, n_places: int
 ) -> BoolArray:
-    """The choice among rows that compete: the best of each group, then the best of all others.
+    """Select among competing rows: the best of each group, then the best of all others.
 
     Args:
         scores, positions: [n]; of equal scores the higher position wins, then the later row.
         groups: [n] group of each row: an index into `sure`.
         sure: [n_groups] rows that each group keeps, if it has so many.
-        n_places: rows that are kept in all, if there are so many; not fewer than `sure` sums to.
+        n_places: total number of kept rows, if there are so many; at least the sum of `sure`.
 
     Returns:
-        [n] True for the rows that stay.
+        [n] True for the kept rows.
     """
     # lexsort sorts by its last key first; all ascending, so the best come last.
     order = np.lexsort((positions, scores))
@@ -260,25 +261,25 @@ def choose(
 
 
 def gap(scores: FloatArray, kept: BoolArray, *, groups: IntArray, sure: IntArray) -> float:
-    """The least difference that decided in :func:`choose`; infinity where nothing was decided."""
+    """Return the smallest difference that decided in :func:`choose`; infinity if none did."""
     least = float("inf")
     for group, n_sure in enumerate(sure):
         members = groups == group
         winners, losers = np.sort(scores[members & kept]), scores[members & ~kept]
         least = min(least, _difference(winners, losers))
-        # Rows beyond the sure ones won against those of all groups.
+        # The other kept rows won against evicted rows of all groups.
         least = min(least, _difference(winners[: max(0, winners.size - n_sure)], scores[~kept]))
     return least
 
 
 def pinned_rows(positions: IntArray, *, pinned: int, spans: Sequence[Span]) -> BoolArray:
-    """[n] True for positions below `pinned` or in a span."""
+    """Return [n] True for positions below `pinned` or in a span."""
     is_pinned: BoolArray = (positions < pinned) | in_spans(positions, spans)
     return is_pinned
 
 
 def in_spans(positions: IntArray, spans: Sequence[Span]) -> BoolArray:
-    """[n] True for positions in one of the spans."""
+    """Return [n] True for positions in one of the spans."""
     is_in = np.zeros(positions.shape, dtype=np.bool_)
     for start, end in spans:
         is_in |= (start <= positions) & (positions < end)
@@ -291,9 +292,9 @@ def competing_rows(
     pinned: int,
     recent: int,
     spans: Sequence[Span],
-    forgotten: Sequence[Span] = (),
+    dropped: Sequence[Span] = (),
 ) -> BoolArray:
-    """[n_rows] True for the rows that must earn their place: not pinned, recent or forgotten.
+    """Return [n_rows] True for the competing rows: not pinned, recent or dropped.
 
     Raises:
         ValueError: a count is negative, or the spans are not in order.
@@ -304,12 +305,12 @@ def competing_rows(
     newest = positions.max(initial=-1)
     is_recent = positions > newest - recent
     is_pinned = pinned_rows(positions, pinned=pinned, spans=spans)
-    competing: BoolArray = ~is_pinned & ~is_recent & ~in_spans(positions, forgotten)
+    competing: BoolArray = ~is_pinned & ~is_recent & ~in_spans(positions, dropped)
     return competing
 
 
 def _segments(positions: IntArray, starts: Sequence[int]) -> IntArray:
-    """[n] number of the segment that each position is in."""
+    """Return [n] index of the segment of each position."""
     segments: IntArray = np.searchsorted(np.asarray(starts), positions, side="right")
     return segments
 
@@ -321,11 +322,11 @@ def _segment_lengths(
     recent: int,
     spans: Sequence[Span],
     starts: Sequence[int],
-    forgotten: Sequence[Span],
+    dropped: Sequence[Span],
 ) -> IntArray:
-    """[n_segments] positions of the text whose rows compete, or did while they were there."""
+    """Return [n_segments] positions of the text whose rows compete or competed."""
     text = np.arange(positions.max(initial=-1) + 1)
-    competing = competing_rows(text, pinned=pinned, recent=recent, spans=spans, forgotten=forgotten)
+    competing = competing_rows(text, pinned=pinned, recent=recent, spans=spans, dropped=dropped)
     return np.bincount(_segments(text[competing], starts), minlength=len(starts) + 1)
 
 

@@ -1,4 +1,4 @@
-"""What the layers of a Llama model compute, but for attention."""
+"""The layers of a Llama model, except attention."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rms_norm(x: FloatArray, weight: FloatArray, epsilon: float) -> FloatArray:
 def rope_frequencies(
     head_size: int, *, base: float, scale: float, factors: FloatArray
 ) -> npt.NDArray[np.float64]:
-    """[head_size / 2] radians by which :func:`rotate` turns each pair for one position."""
+    """Return [head_size / 2] radians by which :func:`rotate` rotates each pair per position."""
     frequencies = scale * base ** (-np.arange(0, head_size, 2) / head_size) / factors
     return frequencies.astype(np.float64)
 
@@ -31,11 +31,11 @@ def rope_frequencies(
 def rope_angles(
     positions: FloatArray, head_size: int, *, base: float, scale: float, factors: FloatArray
 ) -> FloatArray:
-    """[n_tokens, head_size / 2] radians by which :func:`rotate` turns each pair, in the type of
-    positions [n_tokens].
+    """Return [n_tokens, head_size / 2] radians by which :func:`rotate` rotates each pair.
 
-    Each pair's angle is a product of the one before, as in ggml's rope (ggml-cpu/ops.cpp): at
-    position 600 float32 is 1e-5 radians off the exact angle, which a logit can show as 1e-4.
+    They have the type of positions [n_tokens]. Each pair's angle is computed from the previous
+    one's, as in ggml's rope (ggml-cpu/ops.cpp): at position 600 float32 is 1e-5 radians off the
+    exact angle, which can change a logit by 1e-4.
     """
     step = positions.dtype.type(base) ** positions.dtype.type(-2 / head_size)
     steps = np.full((len(positions), head_size // 2), step, dtype=positions.dtype)
@@ -49,9 +49,9 @@ def rotate(
 ) -> FloatArray:
     """Rotary position embedding (RoPE) of neighbouring pairs.
 
-    Pair i = (2i, 2i + 1) is turned by position * scale * base**(-2i / head_size) / factors[i], so
-    the product of a rotated query and a rotated key depends on the distance of their positions
-    only, and a key that is cached rotated stays right when rows before it are dropped.
+    Pair i = (2i, 2i + 1) is rotated by position * scale * base**(-2i / head_size) / factors[i]. So
+    the product of a rotated query and a rotated key depends only on the distance of their
+    positions, and a cached rotated key stays valid when rows before it are dropped.
 
     Args:
         x: [n_heads, n_tokens, head_size].
@@ -87,19 +87,19 @@ class Rope:
         )
 
     def place(self, x: FloatArray, positions: IntArray) -> FloatArray:
-        """What attention sees of queries or keys x at these positions; shapes as in `rotate`."""
+        """Return queries or keys x as attention uses them at positions; shapes as in `rotate`."""
         placed: FloatArray = self.rotate(x, positions) * x.dtype.type(self._gain)
         return placed
 
     def rotate(self, x: FloatArray, positions: IntArray) -> FloatArray:
-        """Turn x [n_heads, n_tokens, head_size] by positions [n_tokens] (see :func:`rotate`)."""
+        """Rotate x [n_heads, n_tokens, head_size] by positions [n_tokens] (see :func:`rotate`)."""
         return rotate(x, positions, base=self._base, scale=self._scale, factors=self._factors)
 
 
 def swiglu(x: FloatArray, layer: LayerWeights) -> FloatArray:
     """Feed-forward block: x [n_tokens, n_embd] to [n_tokens, n_embd], gated by SiLU."""
     gate = x @ layer.gate.T
-    # Below about -88 exp overflows to infinity in float32, and gate / infinity is the right zero.
+    # Below about -88 exp overflows to infinity in float32; then gate / infinity is correctly 0.
     with np.errstate(over="ignore"):
         activated = gate / (1 + np.exp(-gate))
     outputs: FloatArray = (activated * (x @ layer.up.T)) @ layer.down.T
@@ -107,6 +107,6 @@ def swiglu(x: FloatArray, layer: LayerWeights) -> FloatArray:
 
 
 def split_heads(x: FloatArray, n_heads: int) -> FloatArray:
-    """[n_tokens, n_heads * head_size] to [n_heads, n_tokens, head_size]."""
+    """Reshape [n_tokens, n_heads * head_size] to [n_heads, n_tokens, head_size]."""
     split: FloatArray = x.reshape(x.shape[0], n_heads, -1).swapaxes(0, 1)
     return split

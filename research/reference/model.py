@@ -1,4 +1,4 @@
-"""A Llama model in NumPy whose KV cache is kept small by a policy."""
+"""A Llama model in NumPy whose KV cache is limited by a policy."""
 
 from __future__ import annotations
 
@@ -17,48 +17,47 @@ from .archive import Rounding, as_float16
 from .attention import attend, collected_attention, collected_squares
 from .cache import LayerCache
 from .compaction import compact
-from .eviction import EvictionParameters, Span, forget, in_spans, pinned_rows
+from .eviction import EvictionParameters, Span, drop, in_spans, pinned_rows
 from .layers import Rope, rms_norm, split_heads, swiglu
-from .search import Found, Heads, Looks, search_chunk
+from .search import Heads, RetrievalSums, Retrieved, search_chunk
 from .weights import LayerWeights, LlamaWeights, read_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
 
 
-# Where later queries count for more, this is well within the range of float32. Longer chunks count
-# by their end: none of their queries for more than one.
+# If later queries have more weight, this is well within the range of float32. Longer chunks are
+# weighted from their end: no query has a weight above one.
 MOST_HALF_LIVES = 40
 
 
 class ReferenceLlama:
-    """A Llama model with one endless sequence and a cache that evicts.
+    """A Llama model with one endless sequence and a cache with eviction.
 
     Args:
         weights: the model; computed in the type of its arrays.
         eviction: what each (layer, KV head) keeps; None keeps every row.
-        policy: what makes a row worth keeping: a policy, or its text (see
-            :func:`~pyh2o.policies.parse_policy`).
+        policy: selects rows: a policy, or its text (see :func:`~pyh2o.policies.parse_policy`).
         cache_dtype: type that K and V rows are rounded to when they are stored.
-        keep_all: hide evicted rows instead of dropping them (see
+        keep_all: mask evicted rows instead of dropping them (see
             :class:`~research.reference.cache.LayerCache`).
-        recall: rows among the evicted ones that every token finds in each (layer, KV head); 0 for
-            none, and no archive.
+        recall: evicted rows that every token retrieves in each (layer, KV head); 0 for none, and no
+            archive.
         archive_rounding: rounds rows to the type of the archive.
 
     Attributes:
         n_tokens: tokens of the text so far, the position of the next token.
         n_compactions: compactions so far.
-        n_rebases: times the kept rows were given new positions so far.
-        smallest_margin: the least clear choice of all compactions so far (see
+        n_rebases: re-bases so far.
+        smallest_margin: the closest selection of all compactions so far (see
             :func:`~research.reference.eviction.margin`); infinity before the first. It is of the
-            final scores: RoCo also decides which rows to put ahead of all others.
-        smallest_search_margin: the least clear choice of all searches so far (see
+            final scores: RoCo also decides which rows to rank before all others.
+        smallest_search_margin: the closest choice of all searches so far (see
             :func:`~research.reference.search.best_rows`); infinity before the first.
-        found: what the last tokens found that searched together.
+        found: rows retrieved by the last group of tokens.
 
     Raises:
-        SettingsError: no such policy.
+        SettingsError: unknown policy.
         ValueError: `recall` is negative.
     """
 
@@ -139,7 +138,7 @@ class ReferenceLlama:
         )
 
     def reset(self) -> None:
-        """Forget the text, and what was pinned or shared of it."""
+        """Clear the text with its pins and shares."""
         hyper = self.weights.hyperparameters
         self.eviction = self._first_eviction
         self.n_tokens = 0
@@ -150,7 +149,8 @@ class ReferenceLlama:
         self._newest_forgotten = -1
         self.smallest_margin = float("inf")
         self._first_removable = 0
-        # An older query would have rows in its future that a policy takes for its past.
+        # With an older query, some rows would be in its future, which a policy would take for its
+        # past.
         n_recent = self.eviction.recent if self.eviction else 0
         self._caches = [
             LayerCache(
@@ -166,7 +166,7 @@ class ReferenceLlama:
             for _ in range(hyper.n_layer)
         ]
         self.smallest_search_margin = float("inf")
-        self.found = Found(
+        self.found = Retrieved(
             np.empty((hyper.n_layer, hyper.n_head_kv, 0), dtype=np.int64),
             np.empty((hyper.n_layer, hyper.n_head, 0, 0)),
         )
@@ -175,36 +175,34 @@ class ReferenceLlama:
 
     @property
     def n_rows(self) -> int:
-        """Rows in use, the same number for every (layer, KV head) of a uniform budget."""
+        """Rows in use, the same number for every (layer, KV head)."""
         return self._n_rows
 
     def positions(self, layer: int, head: int) -> IntArray:
-        """[n_rows] token positions that this (layer, KV head) keeps, ascending."""
+        """Return [n_rows] token positions that this (layer, KV head) keeps, ascending."""
         return self._caches[layer].positions(head)
 
     def scores(self, layer: int, head: int) -> FloatArray:
-        """[n_rows] scores of the rows that this (layer, KV head) keeps, ordered by position.
+        """Return [n_rows] scores of the rows that this (layer, KV head) keeps, ordered by position.
 
-        They are the attention collected, if the policy looks at it. Otherwise they are what the
-        policy gave the rows at the last compaction, and 0 for those that did not compete then or
-        are newer.
+        They are the collected attention if the policy uses it. Otherwise they are the policy's
+        scores of the last compaction, and 0 for rows that did not compete then or are newer.
         """
         return self._caches[layer].scores(head)
 
     def eval(self, tokens: Sequence[int] | IntArray, *, ubatch: int = 512) -> FloatArray:
         """Continue the text.
 
-        The tokens are taken in chunks of `ubatch`, or of `slack` where that is less, since a
-        compaction makes room for no more. The result depends on the chunks once rows are evicted:
-        a row that goes before a large chunk would have been seen by the first tokens of it, had
-        they come alone.
+        The tokens are read in chunks of `ubatch`, or of `slack` if that is smaller, since a
+        compaction frees no more. With eviction the result depends on the chunks: a row evicted
+        before a large chunk would have been visible to its first tokens if they had come alone.
 
         Args:
             tokens: [n_tokens] token ids.
-            ubatch: most tokens that are computed together.
+            ubatch: maximum tokens that are computed together.
 
         Returns:
-            [n_tokens, n_vocab] logits of every token given.
+            [n_tokens, n_vocab] logits of all tokens.
 
         Raises:
             ValueError: a token is not in the vocabulary, or `ubatch` is less than 1.
@@ -225,59 +223,59 @@ class ReferenceLlama:
         return logits
 
     def remove(self, first_position: int) -> None:
-        """Take back the end of the text: drop the rows of positions >= `first_position`.
+        """Remove the tail of the text: drop the rows of positions >= `first_position`.
 
-        Only rows that were recent at the last compaction can be taken back, and not all of them:
-        for what came before, rows were evicted that the shorter text would still have had.
+        Only rows that were recent at the last compaction can be removed, and not all of them:
+        before them rows were evicted that the shorter text would still have.
 
         Raises:
-            ValueError: the position is negative, or before the rows that can be taken back.
+            ValueError: the position is negative, or before the rows that can be removed.
         """
         if first_position < self._first_removable or first_position < 0:
             raise ValueError(
                 f"cannot remove from position {first_position}: rows were evicted for later "
                 f"tokens; the first position that can be removed is {self._first_removable}"
             )
-        forgotten = self.eviction.forgotten if self.eviction else ()
-        if in_spans(np.array([first_position - 1]), forgotten).any():
-            raise ValueError(f"the position before {first_position} was forgotten")
+        dropped = self.eviction.dropped if self.eviction else ()
+        if in_spans(np.array([first_position - 1]), dropped).any():
+            raise ValueError(f"the position before {first_position} was dropped")
         for cache in self._caches:
             cache.remove(first_position)
         self.n_tokens = min(self.n_tokens, first_position)
         self._n_rows = self._caches[0].n_rows
-        self._set_forgotten([span for span in forgotten if span[0] < first_position])
+        self._set_dropped([span for span in dropped if span[0] < first_position])
         if self.n_tokens == 0:
             self._shift = 0
             self._newest_forgotten = -1
 
     @property
     def found_weights(self) -> FloatArray:
-        """[n_tokens] how much the tokens since :meth:`forget_found` looked at what they found.
+        """Return [n_tokens] attention to retrieved rows since :meth:`forget_found`, by position.
 
-        By position: squared shares of attention, summed over tokens, layers and query heads.
+        These are squared shares of attention, summed over tokens, layers and query heads.
         """
-        weights = self._looks.weights
+        weights = self._retrieval.weights
         return np.pad(weights, (0, self.n_tokens - weights.size))
 
     @property
     def n_looked(self) -> int:
-        """Tokens since :meth:`forget_found`, whether they had something to find or not."""
-        return self._looks.n_looked
+        """Tokens since :meth:`forget_found`, whether they could retrieve rows or not."""
+        return self._retrieval.n_looked
 
     @property
     def found_share(self) -> float:
-        """Of their attention, what found rows got: mean over tokens, layers and query heads."""
-        return self._looks.found_share
+        """Retrieved rows' share of their attention: mean over tokens, layers and query heads."""
+        return self._retrieval.found_share
 
     def forget_found(self) -> None:
-        """Begin anew to add up what tokens look at."""
-        self._looks = Looks()
+        """Reset the sums of attention to retrieved rows."""
+        self._retrieval = RetrievalSums()
 
     def pin(self, n_tokens: int) -> None:
-        """Keep the first positions until the text is forgotten, in places of heavy rows.
+        """Pin the first positions until the text is cleared, counted as heavy rows.
 
         Raises:
-            ValueError: nothing is evicted, or there are not so many pinned and heavy rows.
+            ValueError: nothing is evicted, or they exceed the pinned and heavy rows.
         """
         if self.eviction is None:
             raise ValueError("there is nothing to pin in a full cache")
@@ -286,64 +284,62 @@ class ReferenceLlama:
         self._restore()
 
     def pin_spans(self, spans: Sequence[Span]) -> None:
-        """Keep these positions until the text is forgotten, in place of spans given before.
+        """Pin these positions until the text is cleared, instead of previous spans.
 
-        They take the places of heavy rows. They may lie ahead of the text; rows that were evicted
-        come back at once, from the archive if there is one.
+        They count as heavy rows. They may lie ahead of the text; evicted rows are restored
+        immediately if there is an archive.
 
         Args:
-            spans: (start, end) each, end not included; ascending and apart.
+            spans: (start, end) each, end not included; ascending and disjoint.
 
         Raises:
-            ValueError: nothing is evicted, the spans are not in order, or there are not so many
-                heavy rows.
+            ValueError: nothing is evicted, the spans are not in order, or they exceed the heavy
+                rows.
         """
         if self.eviction is None:
             raise ValueError("there is nothing to pin in a full cache")
         self.eviction = replace(self.eviction, spans=tuple(spans))
         self._restore()
 
-    def forget(self, spans: Sequence[Span]) -> None:
-        """Forget these positions too, until their tail is taken back.
+    def drop_spans(self, spans: Sequence[Span]) -> None:
+        """Drop these positions, too, until a tail with them is removed.
 
-        Their rows leave as :func:`~research.reference.eviction.forget` says, are not archived, and
-        are not found any more.
+        Their rows are removed as in :func:`~research.reference.eviction.drop`, are not archived,
+        and are not retrieved any more.
 
         Args:
-            spans: (start, end) each, end not included; ascending, and apart from those before.
+            spans: (start, end) each, end not included; ascending, and disjoint from previous ones.
 
         Raises:
-            ValueError: nothing is evicted, the spans are not in order, or have pinned positions or
-                the newest one.
+            ValueError: nothing is evicted, the spans are not in order, or contain pinned positions
+                or the newest one.
         """
         if self.eviction is None:
-            raise ValueError("there is nothing to forget in a full cache")
+            raise ValueError("there is nothing to drop from a full cache")
         positions = np.arange(max(self.n_tokens, spans[-1][1]))
         is_gone = in_spans(positions, spans)
         pinned = pinned_rows(positions, pinned=self.eviction.pinned, spans=self.eviction.spans)
         if spans[-1][1] >= self.n_tokens or (is_gone & pinned).any():
-            raise ValueError("pinned positions and the newest one cannot be forgotten")
-        self._set_forgotten(sorted([*self.eviction.forgotten, *spans]))
+            raise ValueError("pinned positions and the newest one cannot be dropped")
+        self._set_dropped(sorted([*self.eviction.dropped, *spans]))
         pairs = [(cache, head) for cache in self._caches for head in range(cache.n_head_kv)]
-        kept = iter(
-            forget([cache.positions(head) for cache, head in pairs], self.eviction.forgotten)
-        )
+        kept = iter(drop([cache.positions(head) for cache, head in pairs], self.eviction.dropped))
         for cache in self._caches:
             cache.keep([next(kept) for _ in range(cache.n_head_kv)])
         self._n_rows = self._caches[0].n_rows
 
-    def _set_forgotten(self, spans: Sequence[Span]) -> None:
+    def _set_dropped(self, spans: Sequence[Span]) -> None:
         if self.eviction is not None:
-            self.eviction = replace(self.eviction, forgotten=tuple(spans))
+            self.eviction = replace(self.eviction, dropped=tuple(spans))
         for cache in self._caches:
-            cache.forgotten = tuple(spans)
+            cache.dropped = tuple(spans)
 
     def share_fairly(self, starts: Sequence[int]) -> None:
-        """Give each part of the text its share of the heavy places until the text is forgotten.
+        """Give each part of the text its share of the heavy rows until the text is cleared.
 
         Args:
-            starts: first positions of the parts but the first, ascending; none for no shares (see
-                :func:`~research.reference.eviction.select`).
+            starts: first positions of the parts except the first, ascending; none for no shares
+                (see :func:`~research.reference.eviction.select`).
 
         Raises:
             ValueError: nothing is evicted, or the starts are not in order.
@@ -353,7 +349,7 @@ class ReferenceLlama:
         self.eviction = replace(self.eviction, starts=tuple(starts))
 
     def _pinned_positions(self) -> IntArray:
-        """Of the text so far."""
+        """Return the pinned positions of the text so far."""
         assert self.eviction is not None
         positions = np.arange(self.n_tokens)
         return positions[
@@ -361,7 +357,7 @@ class ReferenceLlama:
         ]
 
     def _restore(self) -> None:
-        """Compact if that brings pinned rows back."""
+        """Compact if that restores pinned rows."""
         eviction, pinned = self.eviction, self._pinned_positions()
         if eviction is not None and any(
             np.isin(pinned, cache.hidden(head)).any()
@@ -383,16 +379,15 @@ class ReferenceLlama:
         if self.policy.n_near and newest - self._newest_forgotten > MOST_HALF_LIVES * (
             self.policy.half_life or math.inf
         ):
-            self._forget(newest)
+            self._decay(newest)
 
     def _rebase(self, n_new: int, n_pos: int) -> None:
         """Move the kept rows and the next tokens back.
 
-        The next token gets half of the positions, or less where `n_new` tokens take more than the
+        The next token gets half of the positions, or less if `n_new` tokens need more than the
         other half. If there are more rows than that, they get 0, 1, 2 ... and the next token
-        follows. H2O's streaming variant does so at every step: the authors cache keys that are not
-        rotated yet (FMInference/H2O, `utils_real_drop/modify_llama.py`, class
-        `H2OLlamaAttention_streaming`).
+        follows. H2O's streaming variant does so at every step: the authors cache unrotated keys
+        (FMInference/H2O, `utils_real_drop/modify_llama.py`, class `H2OLlamaAttention_streaming`).
         """
         next_position = max(self.n_rows, min(n_pos // 2, n_pos - n_new))
         back = self.n_tokens - self._shift - next_position
@@ -405,14 +400,14 @@ class ReferenceLlama:
         """Evict down to the budget now, as after a prompt that was read in full.
 
         Raises:
-            ValueError: nothing is evicted here.
+            ValueError: there is no eviction.
         """
         if self.eviction is None:
             raise ValueError("this model does not evict: give heavy and recent")
         self._compact(self.eviction)
 
     def _compact(self, eviction: EvictionParameters) -> None:
-        self._forget(self.n_tokens - 1)
+        self._decay(self.n_tokens - 1)
         for cache in self._caches:
             cache.archive_until(self.n_tokens - eviction.recent, self._shift, self._rope.rotate)
         next_position = self.n_tokens - self._shift
@@ -427,20 +422,21 @@ class ReferenceLlama:
         self.smallest_margin = min(self.smallest_margin, smallest)
         self.n_compactions += 1
         self._n_rows = min(self._n_rows, eviction.budget)
-        # Of the recent rows one has to stay. Rows that were evicted before do not come back when
-        # the tail is removed, so this never goes down.
+        # One of the recent rows must stay. Evicted rows do not return when the tail is removed, so
+        # this
+        # never decreases.
         self._first_removable = max(self._first_removable, self.n_tokens - eviction.recent + 1)
 
-    def _forget(self, newest: int) -> None:
-        """Reduce the sums to what the policy's half-life, if it has one, leaves at a position."""
+    def _decay(self, newest: int) -> None:
+        """Reduce the sums by the policy's half-life, if any, up to a position."""
         n_new = max(0, newest - self._newest_forgotten)
         self._newest_forgotten = newest
         if self.policy.half_life is not None:
             for cache in self._caches:
-                cache.forget(0.5 ** (n_new / self.policy.half_life))
+                cache.decay(0.5 ** (n_new / self.policy.half_life))
 
     def _forward(self, tokens: IntArray) -> FloatArray:
-        """Logits [n_tokens, n_vocab] of a chunk; appends its rows and adds to the scores."""
+        """Return logits [n_tokens, n_vocab] of a chunk; append its rows and add to the scores."""
         weights, hyper = self.weights, self.weights.hyperparameters
         positions = self.n_tokens + np.arange(tokens.size)
         n_hidden = max(
@@ -461,8 +457,8 @@ class ReferenceLlama:
         self._n_rows += tokens.size
         for group in zip(*found, strict=True):
             positions_found, shares = zip(*group, strict=True)
-            self.found = Found(np.stack(positions_found), np.stack(shares))
-            self._looks.add(self.found)
+            self.found = Retrieved(np.stack(positions_found), np.stack(shares))
+            self._retrieval.add(self.found)
             self._heads.add(self.found)
         normed = rms_norm(x, weights.output_norm, hyper.rms_epsilon)
         logits: FloatArray = normed @ weights.output.T
@@ -473,8 +469,8 @@ class ReferenceLlama:
     ) -> tuple[FloatArray, list[tuple[IntArray, FloatArray]]]:
         """Attention block: x [n_tokens, n_embd] to [n_tokens, n_embd], over the layer's rows.
 
-        Also returns for each group of tokens that searched together the positions [n_head_kv,
-        n_found] that it found, and what it paid to them, [n_head, n_tokens, n_found].
+        Also returns for each group of tokens that searched together the retrieved positions
+        [n_head_kv, n_found], and the attention to them, [n_head, n_tokens, n_found].
         """
         hyper = self.weights.hyperparameters
         rotary = positions - self._shift
@@ -506,7 +502,8 @@ class ReferenceLlama:
             )
             self.smallest_search_margin = min(self.smallest_search_margin, rows.margin)
             outputs.append(of_tokens)
-            probabilities.append(paid[..., :n_stored])  # what found rows collect is dropped
+            # attention collected by retrieved rows is dropped
+            probabilities.append(paid[..., :n_stored])
             found.append((rows.positions, paid[..., n_stored:]))
         self._observe(cache, queries, np.concatenate(probabilities, axis=1), positions)
         joined = np.concatenate(outputs, axis=1).swapaxes(0, 1).reshape(positions.size, -1)
@@ -519,25 +516,25 @@ class ReferenceLlama:
         probabilities: FloatArray,
         positions: IntArray,
     ) -> None:
-        """Collect what the policy will want to see at the next compaction."""
+        """Collect the policy's inputs for the next compaction."""
         policy, n_head_kv = self.policy, self.weights.hyperparameters.n_head_kv
         if "attention" in policy.needs:
             credited = self._credited(cache, probabilities, positions)
             cache.add_scores(collected_attention(credited, n_head_kv))
         if "squares" in policy.needs:
             cache.add_squares(collected_squares(probabilities, n_head_kv))
-        cache.remember_queries(queries, positions, positions - self._shift)
+        cache.record_queries(queries, positions, positions - self._shift)
 
     def _credited(
         self, cache: LayerCache, probabilities: FloatArray, positions: IntArray
     ) -> FloatArray:
-        """[n_head, n_queries, n_rows] probabilities, each by what it counts for the policy."""
+        """Return [n_head, n_queries, n_rows] probabilities, weighted for the policy."""
         policy = self.policy
         if not policy.n_near or self.eviction is None:
             return probabilities
         near = min(policy.n_near, self.eviction.recent)
-        # Later queries count for more until the next compaction makes all sums smaller.
-        with np.errstate(over="ignore"):  # a half-life may be as short as a float can say
+        # Later queries have more weight until the next compaction reduces all sums.
+        with np.errstate(over="ignore"):  # a half-life may be as short as the smallest float
             exponent = (positions - self._newest_forgotten) / (policy.half_life or math.inf)
         first_near = np.maximum(positions - near + 1, self._first_removable - 1)
         is_near = cache.row_positions[:, None, :] >= first_near[None, :, None]

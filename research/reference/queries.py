@@ -1,4 +1,4 @@
-"""The last queries of a layer, for whoever asks later what they would attend to."""
+"""The last queries of a layer, to compute their attention later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LastQueries:
     Attributes:
         rotated: [n_head, n_queries, head_size].
         positions: [n_queries] of the text, ascending.
-        rotary_positions: [n_queries] they are rotated to; negative ones occur after a re-base.
+        rotary_positions: [n_queries] they are rotated to; can be negative after a re-base.
     """
 
     def __init__(self, n_most: int) -> None:
@@ -27,10 +27,8 @@ class LastQueries:
         self.positions: IntArray = np.empty(0, dtype=np.int64)
         self.rotary_positions: IntArray = np.empty(0, dtype=np.int64)
 
-    def remember(
-        self, queries: FloatArray, positions: IntArray, rotary_positions: IntArray
-    ) -> None:
-        """Add a chunk of new queries, and forget the oldest of too many.
+    def record(self, queries: FloatArray, positions: IntArray, rotary_positions: IntArray) -> None:
+        """Add a chunk of new queries, and drop the oldest if there are too many.
 
         Args:
             queries: [n_head, n_tokens, head_size], rotated.
@@ -45,14 +43,14 @@ class LastQueries:
         self.positions, self.rotary_positions = positions[first:], rotary_positions[first:]
 
     def remove(self, first_position: int) -> None:
-        """Forget those of positions >= `first_position`."""
+        """Drop those of positions >= `first_position`."""
         stay = self.positions < first_position
         self.rotated = self.rotated[:, stay]
         self.positions = self.positions[stay]
         self.rotary_positions = self.rotary_positions[stay]
 
     def rebase(self, back: int, rotate: Callable[[FloatArray, IntArray], FloatArray]) -> None:
-        """Rotate them `back` positions back. None is packed at the start, as keys are."""
+        """Rotate them `back` positions back. Unlike keys, none is packed at the start."""
         if not self.positions.size:
             return
         turned = rotate(self.rotated.astype(np.float64), np.full(self.positions.size, -back))

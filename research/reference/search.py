@@ -1,22 +1,22 @@
-"""Search: every token finds rows among the evicted ones, and attends to them as to the others.
+"""Search: every token retrieves evicted rows, and attends to them as to the others.
 
-Source: our own. Eviction forgets: what no policy has kept can be the very thing that a token looks
-for. The archive has it, so each (layer, KV head) looks there with the queries of the token itself.
-A row that is archived and that the head does not hold is *hidden* there. By their codes (see
-:mod:`~research.reference.codes`) all hidden rows are weighed, and the best are attended to exactly,
-in one softmax with the resident rows, those that the head holds. With as many found as are hidden,
-this is the full cache.
+Source: our own. A row that the policy did not keep can be the one that a token needs. The archive
+has it, so each (layer, KV head) searches there with the queries of the token itself. An archived
+row that a head does not hold is *hidden* from it. All hidden rows are ranked by their codes (see
+:mod:`~research.reference.codes`), and the best are attended to exactly, in one softmax with the
+resident rows, those that the head holds. If all hidden rows are retrieved, this is the full cache.
 
-Tokens that come together search together, in groups: neighbours look for much the same. A row is
-as good as the query of the group says that would look at it most.
+Tokens of a chunk search together, in groups: neighbours need similar rows. A row's score is that of
+the group's query that would attend to it most.
 
-Few heads look far, whatever the text: those that copy and look up (Wu et al., "Retrieval Head
-Mechanistically Explains Long-Context Factuality", 2024). Which they are is measured while the first
-tokens search in all heads; then only these search, for as many rows in all.
+Few heads attend to distant rows, whatever the text: those that copy and look up (Wu et al.,
+"Retrieval Head Mechanistically Explains Long-Context Factuality", 2024). They are identified while
+the first tokens search in all heads. Afterwards only these heads search, for the same total number
+of rows.
 
-What they look at is where an answer is, and all heads are needed to read it. So a token that comes
-alone attends, in every head, to all hidden rows of the passage that was looked at most lately: it
-is in *focus*.
+The rows that they retrieve show where an answer is, but all heads are needed to read it. So a
+single token attends, in every head, to all hidden rows of the passage that was recently retrieved
+most: it is in *focus*.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ IntArray = npt.NDArray[np.int64]
 
 TOGETHER = 64  # queries of a KV head in a group, of all its query heads; more if one token has more
 MEASURED = 512  # tokens that search in all heads
-HEADS_A_ONE = 4  # heads for each one that searches
-ALONE = 4  # a token alone finds one row for so many of what some find together
+HEADS_A_ONE = 4  # heads per searching head
+ALONE = 4  # a single token retrieves this fraction of the rows of a group
 
 PASSAGE = 32  # positions
-HALF_LIFE = 32  # tokens after which a look counts half
+HALF_LIFE = 32  # tokens after which interest halves
 
 
 @dataclass(frozen=True)
-class FoundRows:
-    """What one layer has found for a group of tokens.
+class RetrievedRows:
+    """Rows of one layer that a group of tokens retrieved.
 
     Attributes:
-        positions: [n_head_kv, n_found] of the text, ascending; -1 behind those of a head that
-            finds fewer.
+        positions: [n_head_kv, n_found] of the text, ascending; padded with -1 for a head that
+            retrieves fewer.
         keys, values: [n_head_kv, n_found, head_size] keys rotated to the places of their pages.
         margin: of the closest choice (see :func:`best_rows`).
     """
@@ -63,47 +63,48 @@ class FoundRows:
 
 
 class Heads:
-    """Who searches: all KV heads at first, then those that gained most.
+    """Which heads search: all KV heads at first, then those that gained most.
 
     Args:
         n_layer, n_head_kv: of the model.
-        n_rows: that a KV head finds at most, the mean over all.
+        n_rows: maximum rows that a KV head retrieves, on average over all.
 
     Attributes:
-        n_measured: tokens that have searched in all heads, where there was something to choose.
-        gains: [n_layer, n_head_kv] squared shares of attention that found rows got.
-        looks: [n_layer, n_head_kv] who searches; None before that is known.
-        n_hidden: rows that are hidden from a head, at most.
-        interest: [n_passages] squared shares of attention that those who search gave to each
-            passage of the text lately.
-        focus: [0 or 1] the passage that all heads read whole.
-        margin: how clear the choice of it was, as a part of the interest in it.
+        n_measured: tokens that have searched in all heads, when there was a choice.
+        gains: [n_layer, n_head_kv] squared shares of attention to retrieved rows.
+        searching: [n_layer, n_head_kv] whether a head searches; None before that is known.
+        n_hidden: maximum number of rows hidden from a head.
+        interest: [n_passages] squared shares of attention that the searching heads recently gave to
+            each passage of the text.
+        focus: [0 or 1] the passage that all heads attend to as a whole.
+        margin: of the choice of the focus, relative to the interest in it.
     """
 
     def __init__(self, n_layer: int, n_head_kv: int, n_rows: int) -> None:
         self.n_rows = n_rows
         self.n_measured = 0
         self.gains = np.zeros((n_layer, n_head_kv))
-        self.looks: npt.NDArray[np.bool_] | None = None
+        self.searching: npt.NDArray[np.bool_] | None = None
         self.n_hidden = 0
         self.interest = np.zeros(0)
         self.focus: IntArray = np.zeros(0, dtype=np.int64)
         self.margin = float("inf")
 
     def prepare(self, n_tokens: int, n_hidden: int) -> None:
-        """Before so many tokens search, from a head of whom so many rows are hidden at most."""
+        """Prepare a search of `n` tokens, with at most this many rows hidden from a head."""
         self.n_hidden = n_hidden
-        if self.looks is None and self.n_measured >= MEASURED:
+        if self.searching is None and self.n_measured >= MEASURED:
             best = np.argsort(-self.gains.ravel(), kind="stable")[: self._n_looking]
-            self.looks = np.isin(np.arange(self.gains.size), best).reshape(self.gains.shape)
-        if self.looks is None and n_hidden > self.n_rows:
+            self.searching = np.isin(np.arange(self.gains.size), best).reshape(self.gains.shape)
+        if self.searching is None and n_hidden > self.n_rows:
             self.n_measured += n_tokens
         self._choose_focus(n_tokens)
         self.interest *= 0.5 ** (n_tokens / HALF_LIFE)
 
     def _choose_focus(self, n_tokens: int) -> None:
-        n_left = self.n_rows - -(-self.n_rows // ALONE)  # what a token alone does not find
-        may_be = n_tokens == 1 and self.looks is not None and n_left >= PASSAGE
+        # rows that a single token does not retrieve
+        n_left = self.n_rows - -(-self.n_rows // ALONE)
+        may_be = n_tokens == 1 and self.searching is not None and n_left >= PASSAGE
         order = np.argsort(-self.interest, kind="stable")
         order = order[self.interest[order] > 0]
         self.focus = order[:may_be]
@@ -112,32 +113,34 @@ class Heads:
             self.margin = float(1 - self.interest[order[1]] / self.interest[order[0]])
 
     def in_focus(self, positions: IntArray) -> npt.NDArray[np.bool_]:
-        """[n] whether the rows of these positions are read by all heads."""
+        """Return [n] whether all heads attend to the rows of these positions."""
         return np.isin(positions // PASSAGE, self.focus)
 
     def most_rows(self, n_tokens: int) -> IntArray:
-        """[n_layer, n_head_kv] rows that so many tokens find at most, which search together."""
+        """Return [n_layer, n_head_kv] maximum rows that tokens of a group retrieve."""
         rows = np.full(self.gains.shape, self.n_rows)
-        if self.looks is not None:
+        if self.searching is not None:
             together = self.n_rows * self.gains.size // self._n_looking
-            rows = np.where(self.looks, together, 0)
-        if self.n_hidden <= self.n_rows:  # all are found
+            rows = np.where(self.searching, together, 0)
+        if self.n_hidden <= self.n_rows:  # all are retrieved
             return rows
         few: IntArray = np.minimum(rows, n_tokens * -(-rows // ALONE))
         return few
 
-    def add(self, found: Found) -> None:
-        """Add what one group of tokens gave to what it found."""
+    def add(self, found: Retrieved) -> None:
+        """Add the attention of one group of tokens to its retrieved rows."""
         (n_layer, n_head_kv), n_head = self.gains.shape, found.shares.shape[1]
         squares = (found.shares.astype(np.float64) ** 2).sum(axis=2)
         of_group = (n_layer, n_head_kv, n_head // n_head_kv, squares.shape[-1])
         squares = squares.reshape(of_group).sum(axis=2)
         self.gains += squares.sum(axis=-1)
-        looks = np.ones(self.gains.shape, dtype=bool) if self.looks is None else self.looks
-        passages = np.maximum(found.positions, 0) // PASSAGE  # of no row: a share of 0
+        searching = (
+            np.ones(self.gains.shape, dtype=bool) if self.searching is None else self.searching
+        )
+        passages = np.maximum(found.positions, 0) // PASSAGE  # padding: a share of 0
         n_more = int(passages.max(initial=-1)) + 1 - self.interest.size
         self.interest = np.pad(self.interest, (0, max(0, n_more)))
-        np.add.at(self.interest, passages[looks], squares[looks])
+        np.add.at(self.interest, passages[searching], squares[searching])
 
     @property
     def _n_looking(self) -> int:
@@ -145,7 +148,7 @@ class Heads:
 
 
 def search_groups(n_tokens: int, group: int) -> list[IntArray]:
-    """The tokens of a chunk that search together: indices into the chunk, ascending.
+    """Return the groups of a chunk's tokens that search together: ascending indices into the chunk.
 
     Args:
         n_tokens: of the chunk.
@@ -156,10 +159,10 @@ def search_groups(n_tokens: int, group: int) -> list[IntArray]:
 
 
 def row_scores(logits: FloatArray, resident: FloatArray) -> FloatArray:
-    """[n] how much the query looks at each row that looks at it most.
+    """Return [n] for each row how much the query that attends to it most would do so.
 
-    That is the logarithm of what the row would have of the query's attention, were it alone beside
-    the resident ones, over what all of these would have.
+    That is the logarithm of the row's attention, if it was added alone to the resident rows,
+    divided by the attention of all resident rows.
 
     Args:
         logits: [n_queries, n] of hidden rows.
@@ -170,12 +173,12 @@ def row_scores(logits: FloatArray, resident: FloatArray) -> FloatArray:
 
 
 def best_rows(scores: FloatArray, n_rows: int) -> tuple[IntArray, float]:
-    """The best rows by their scores [n]; of equal ones the first.
+    """Return the best rows by their scores [n]; of equal ones the first.
 
     Returns:
-        [n_rows] indices, ascending, fewer where there are fewer; and how clear the choice was: the
-        difference of the worst score chosen and the best of the others, infinity where nothing was
-        decided.
+        [n_rows] indices, ascending, fewer if there are fewer; and the margin of the choice: the
+        difference of the worst chosen score and the best of the others, infinity if there was no
+        choice.
     """
     order = np.argsort(-scores, kind="stable")
     margin = float("inf")
@@ -194,25 +197,25 @@ def search_chunk(
     layer: int,
     shift: int,
     rotate: Rotate,
-) -> Iterator[tuple[IntArray, FoundRows]]:
-    """Find rows of one layer for the tokens of a chunk.
+) -> Iterator[tuple[IntArray, RetrievedRows]]:
+    """Retrieve rows of one layer for the tokens of a chunk.
 
     Args:
         cache: of the layer, with the rows of the chunk.
         queries: [n_head, n_tokens, head_size], rotated.
         positions: [n_tokens].
-        heads: who searches.
-        layer: whose cache it is.
+        heads: which heads search.
+        layer: of the cache.
         shift: positions by which the text has been moved back so far.
-        rotate: turns keys.
+        rotate: rotates keys.
 
     Yields:
-        Indices into the chunk of tokens that search together, and what they find. Where there is
-        nothing to find, that is once and for all of them.
+        Indices into the chunk of tokens that search together, and their retrieved rows. If no row
+        is hidden, this is a single group of all tokens.
     """
     if heads.n_hidden == 0 or heads.n_rows == 0:
         none = np.empty((cache.n_head_kv, 0), dtype=np.int64)
-        nothing = FoundRows(none, cache.keys[:, :0], cache.values[:, :0], float("inf"))
+        nothing = RetrievedRows(none, cache.keys[:, :0], cache.values[:, :0], float("inf"))
         yield np.arange(positions.size), nothing
         return
     for group in search_groups(positions.size, len(queries) // cache.n_head_kv):
@@ -230,8 +233,8 @@ def _search(
     layer: int,
     shift: int,
     rotate: Rotate,
-) -> FoundRows:
-    """What one group of tokens finds."""
+) -> RetrievedRows:
+    """Return the rows that one group of tokens retrieves."""
     archive = cache.archive
     assert archive is not None
     most_rows = heads.most_rows(positions.size)
@@ -253,7 +256,7 @@ def _search(
             rows = np.sort(np.append(rows, others[best]))
             margins.append(margin)
         found[head, : rows.size] = rows
-    return FoundRows(
+    return RetrievedRows(
         positions=found,
         keys=np.stack([archive.keys_at(head, of, shift, rotate) for head, of in enumerate(found)]),
         values=np.stack([archive.values[head, of] for head, of in enumerate(found)]),
@@ -262,21 +265,21 @@ def _search(
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a group of tokens found in all layers, and what it gave to that.
+class Retrieved:
+    """Rows that a group of tokens retrieved in all layers, and its attention to them.
 
     Attributes:
-        positions: [n_layer, n_head_kv, n_found] of the text, ascending; -1 behind those of a head
-            that finds fewer.
-        shares: [n_layer, n_head, n_tokens, n_found] of attention, 0 where there is no row.
+        positions: [n_layer, n_head_kv, n_found] of the text, ascending; padded with -1 for a head
+            that retrieves fewer.
+        shares: [n_layer, n_head, n_tokens, n_found] of attention, 0 for padding.
     """
 
     positions: IntArray
     shares: FloatArray
 
 
-class Looks:
-    """How much tokens looked at rows among the evicted ones.
+class RetrievalSums:
+    """Sums of tokens' attention to retrieved rows.
 
     Attributes:
         weights: [n] by position: squared shares, summed over tokens, layers and query heads.
@@ -289,8 +292,8 @@ class Looks:
         self.n_looked = 0
         self.found_share = 0.0
 
-    def add(self, found: Found) -> None:
-        """Add what one group of tokens found."""
+    def add(self, found: Retrieved) -> None:
+        """Add the retrieved rows of one group of tokens."""
         shares = found.shares.astype(np.float64)
         n_head, n_tokens = shares.shape[1:3]
         positions = np.repeat(found.positions, n_head // found.positions.shape[1], axis=1)

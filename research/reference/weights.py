@@ -1,8 +1,8 @@
 """Weights of a Llama model, read from a GGUF file.
 
-The tensors are used as they lie in the file. GGUF stores the Q and K weights of the `llama`
-architecture for a rotation of neighbouring pairs (0, 1), (2, 3), ...; a converter from another
-layout has permuted them already.
+The tensors are used as stored. GGUF stores the Q and K weights of the `llama` architecture for a
+rotation of neighbouring pairs (0, 1), (2, 3), ...; the converter has already permuted other
+layouts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Hyperparameters:
     rope_base: float
     rope_scale: float  # factor on positions: 1 / (linear rope scaling factor)
     rms_epsilon: float
-    rope_gain: float  # factor on rotated queries and keys; 1 but for LongRoPE
-    n_ctx_train: int  # positions the model was trained on
-    n_ctx_short: int  # those that LongRoPE's factors for few positions are for
+    rope_gain: float  # factor on rotated queries and keys; 1 except for LongRoPE
+    n_ctx_train: int  # trained context
+    n_ctx_short: int  # original context, for LongRoPE's short factors
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class LlamaWeights:
     embedding: FloatArray  # [n_vocab, n_embd]
     layers: tuple[LayerWeights, ...]
     output_norm: FloatArray  # [n_embd]
-    output: FloatArray  # [n_vocab, n_embd]; the embedding itself where the file ties them
+    output: FloatArray  # [n_vocab, n_embd]; the embedding itself if the file ties them
     rope_factors: FloatArray  # [head_size / 2] divisors of the rotation frequencies; mostly ones
 
 
@@ -83,14 +83,14 @@ def read_gguf(
     Args:
         path: a GGUF file.
         dtype: floating-point type of the arrays returned.
-        n_pos: positions that are used; None for those the model was trained on. LongRoPE has
-            factors for few and for many.
+        n_pos: positions that are used; None for the trained context. LongRoPE has factors for short
+            and long contexts.
 
     Raises:
         ImportError: the `gguf` package is not installed.
-        ValueError: the model has a part that the reference does not compute.
+        ValueError: the model has a feature that the reference does not compute.
     """
-    # Here and not above, so that the rest of the reference works with NumPy alone.
+    # Imported here, so that the rest of the reference works with NumPy alone.
     from gguf import GGUFReader
     from gguf.quants import dequantize
 

@@ -1,1 +1,1 @@
-"""Speed and memory in interleaved rounds: full caches, evicting ones and other programs."""
+"""Speed and memory, interleaved: full caches, caches with eviction, and other programs."""

@@ -1,9 +1,9 @@
-"""Speed and memory of caches side by side: full ones, evicting ones, other programs' on request.
+"""Measure speed and memory of caches: full ones, ones with eviction, and other programs'.
 
     python -m research.speed --recall 0 --history 0,4096,8192 --budget 0.2,0.1
 
-Prints a Markdown table for each history. The roofline is the speed if nothing took time but reading
-from memory what a token needs: the weights (of all experts), rows, scores, windows and states.
+Prints a Markdown table for each history. The roofline is the speed if time were spent only on
+reading a token's data from memory: the weights (of all experts), rows, scores, windows and states.
 """
 
 from __future__ import annotations
@@ -55,9 +55,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--policy", action="append")
     parser.add_argument("--kv-type", type=partial(numbers, str), default=("f16", "q8_0"))
     parser.add_argument("--compare", choices=("openvino",))
-    parser.add_argument("--only-flash", action="store_true", help="beside that full cache alone")
+    parser.add_argument(
+        "--only-flash", action="store_true", help="compare with that full cache only"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("-n", type=int, default=32, help="tokens of a turn")
+    parser.add_argument("-n", type=int, default=32, help="tokens per measurement")
     parser.add_argument("--json", type=Path, help="new file for all figures")
     given = parser.parse_args(arguments)
     with reported_errors():
@@ -84,7 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def parse_recall(text: str) -> Rows | None:
-    """As a budget is given, or "default"."""
+    """Parse a budget, or "default"."""
     return None if text == "default" else parse_rows(text)
 
 
@@ -117,12 +119,12 @@ def compare(asked: Comparison, facts: ModelFacts, file: Path | None) -> None:
 
 
 def _settings(asked: Comparison) -> dict[str, Any]:
-    # Where the file lies is nobody else's business.
+    # The file's location is private.
     return {**asdict(replace(asked, model=Path(asked.model.name))), "model": asked.model.name}
 
 
 def full_bytes(figures: list[Figures], cells: int) -> float:
-    """What the full f16 cache takes for the window, told from the first cache, which is one."""
+    """Return the size of the full f16 cache for the window, from the first cache, which is one."""
     use = figures[0].done.use
     return use.bytes_kv / use.cells * cells if use.cells else 0.0
 
@@ -130,7 +132,7 @@ def full_bytes(figures: list[Figures], cells: int) -> float:
 def figure_of(
     one: Figures, full: float, weight_bytes: int, per_second: float | None
 ) -> dict[str, Any]:
-    """All figures of a cache at a history, those of its table among them."""
+    """Return all figures of a cache at a history, including those of its table."""
     use = one.done.use
     in_use = use.bytes_kv * use.used / use.cells if use.cells else 0.0
     needed = weight_bytes + in_use + use.bytes_fixed
@@ -161,7 +163,7 @@ COLUMNS: list[tuple[str, Any]] = [
 
 
 def table(title: str, rows: list[dict[str, Any]], failures: dict[str, str]) -> TextTable:
-    """The figures of a history; columns without any are left out."""
+    """Return the table of a history; columns without figures are left out."""
     columns = [one for one in COLUMNS if any(map(one[1], rows))]
     beside = {one["done"].use.bytes_fixed for one in rows} - {0}
     sizes = " to ".join(dict.fromkeys(map(mib_text, sorted(beside))))

@@ -1,4 +1,4 @@
-"""What is compared: the settings of a comparison, and the caches that they come to."""
+"""Settings of a comparison, and its caches."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ SINKS = 4
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the user asks for.
+    """Requested models and caches.
 
     Attributes:
         model: a GGUF file.
-        window: tokens that every cache is made for; fractions in `budgets` refer to it.
-        compute: what computes.
+        window: tokens that every cache is made for; the base of fractions in `budgets`.
+        compute: devices and threads.
         histories: tokens of text before a measurement, ascending.
         budgets: rows to keep: fractions of the window (float) or counts (int).
         kv_types: types of the rows of this runtime's caches.
-        rounds: turns that every cache has at each history.
-        n: tokens generated in a turn.
-        policies: what makes a row worth keeping.
-        recalls: rows of a budget that are found among the evicted ones, likewise; 0 is a cache
-            without an archive, None the part that the settings have by default.
+        rounds: measurements of every cache at each history.
+        n: tokens generated per measurement.
+        policies: that select rows.
+        recalls: retrieved rows of a budget, a fraction or a count each; 0 is a cache without an
+            archive, None the settings' default.
         other: "openvino", or None.
-        only_flash: whether the full cache with flash attention is all that they are compared with:
-            a GPU has no memory for many caches at once.
+        only_flash: whether the full cache with flash attention is the only one to compare with: a
+            GPU has no memory for many caches at once.
     """
 
     model: Path
@@ -72,15 +72,15 @@ class Comparison:
 
 
 def caches_to_compare(asked: Comparison) -> list[Cache]:
-    """The caches of a comparison, in the order in which they are shown.
+    """Return the caches of a comparison in the order of the tables.
 
-    Every cache is made for the same window, however short the text is: that is what someone who
-    wants that window has to allocate. The full caches with as much text as a budget has rows tell
-    what fewer rows bring from what evicting costs. Caches of a budget have as many rows in all,
-    however many of them are found.
+    Every cache is made for the same window, however short the text is, because a user of that
+    window must allocate it. Full caches with as much text as a budget has rows separate the gain of
+    fewer rows from the cost of eviction. Caches of a budget have the same number of rows in all,
+    however many of them are retrieved.
 
     Raises:
-        SettingsError: a budget that makes no sense with this window.
+        SettingsError: a budget is invalid for this window.
     """
     evicting = [_evicting(*one, asked) for one in product(asked.budgets, asked.recalls)]
     budgets = list({one.budget: one for one in evicting}.values())
@@ -106,8 +106,8 @@ def caches_to_compare(asked: Comparison) -> list[Cache]:
 
 
 def _full(name: str, cells: int, asked: Comparison) -> list[Cache]:
-    """llama.cpp's full cache, without and with flash attention."""
-    # Its windows are faster with no more cells than they need, as llama-cpp-python has them not.
+    """Return llama.cpp's full cache, without and with flash attention."""
+    # Windows with only the needed cells are faster, unlike llama-cpp-python's default.
     settings = {**asked.compute.arguments(), "evict": False, "swa_full": False, "n_ctx": cells}
     return [
         Cache(name, {**settings, "flash_attn": False}, is_full=True),
@@ -126,7 +126,7 @@ def _made(one: MeasuredCache, kv_type: str, asked: Comparison) -> Cache:
 
 
 def _evicting(budget: Rows, recall: Rows | None, asked: Comparison) -> MeasuredCache:
-    """Half heavy, half recent, less what is found."""
+    """Half heavy, half recent, minus the retrieved rows."""
     if budget > (asked.window if isinstance(budget, int) else 1):
         raise SettingsError(
             f"--budget {budget} is more than the window of {asked.window} tokens: give a fraction "
@@ -138,13 +138,13 @@ def _evicting(budget: Rows, recall: Rows | None, asked: Comparison) -> MeasuredC
 
 
 def _sinks_and_window(one: MeasuredCache) -> MeasuredCache:
-    """A few first tokens and the newest ones, as many rows as another cache has."""
+    """A few first tokens and the newest ones, with the rows of another cache."""
     if one.rows <= SINKS:
         raise SettingsError(
             f"a budget of {one.rows} rows has no room for {SINKS} sinks and a window: give a "
             "larger --budget"
         )
-    # To this policy the newest rows are the heavy ones.
+    # The heavy rows of this policy are the newest ones.
     heavy = (one.rows - SINKS) // 2
     return replace(
         one,
@@ -158,7 +158,7 @@ def _sinks_and_window(one: MeasuredCache) -> MeasuredCache:
 
 
 def _others(other: str, budgets: list[MeasuredCache], cells: int, asked: Comparison) -> list[Cache]:
-    """Another program's full cache, and its own eviction at as many rows."""
+    """Another program's full cache, and its own eviction with the same rows."""
     if asked.compute.gpu_layers != 0:
         raise SettingsError("OpenVINO is measured on the CPU only: leave out --gpu-layers")
     opener = "research.speed.openvino:open_openvino"

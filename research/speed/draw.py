@@ -26,7 +26,7 @@ MEMORY, SPEED = "KV, MiB", "decode tok/s"  # columns
 def main() -> None:
     page = (DOCS / "measurements" / "speed.md").read_text(encoding="utf-8")
     rows = {text: table(page, text) for text in TEXTS}
-    mpl.rcParams["svg.hashsalt"] = "pyh2o"  # equal figures, equal files
+    mpl.rcParams["svg.hashsalt"] = "pyh2o"  # equal figures give equal files
     figure, axes = pyplot.subplots(figsize=(7.5, 3.2), layout="constrained")
     for name, (label, colour) in CACHES.items():
         # the medians in cells such as "36.5 (32.3-36.8)"

@@ -1,10 +1,11 @@
-"""How fast a long prompt is read, by type of the weights: this cache beside OpenVINO GenAI.
+"""Measure how fast a long prompt is read by type of the weights, against OpenVINO GenAI.
 
     python -m research.speed.long_prompt model-Q4_0.gguf model-Q8_0.gguf
 
 The files are one model in several types. Each has four caches: this runtime's with exact attention
-and with attention in bf16, OpenVINO's full one and OpenVINO's with its own eviction at as many
-tokens. All caches of all files are interleaved, a process each: read the prompt, then generate.
+and with attention in bf16, OpenVINO's full one and OpenVINO's with its own eviction to the same
+number of tokens. All caches of all files are interleaved, a process each: read the prompt, then
+generate.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .openvino import check_packages
 
 
 class Reader:
-    """A cache of a file, and what was measured of it."""
+    """A cache of a file, and its measurements."""
 
     def __init__(self, model: Path, cache: Cache, tokens: tuple[int, ...]) -> None:
         self.name = f"{model.name} | {cache.name}"
@@ -35,7 +36,7 @@ class Reader:
         self.read: Measurement | None = None
 
     def turn(self, tokens: int, n: int) -> None:
-        """Read so many tokens and generate `n`."""
+        """Read a prompt and generate `n` tokens."""
         self.worker.ask("reset")
         self.read = self.worker.ask("end", tokens)
         self.reading.append(self.read.seconds)
@@ -43,7 +44,7 @@ class Reader:
         say(f"{self.name}: {tokens / self.reading[-1]:.0f} and {n / self.generating[-1]:.1f} tok/s")
 
     def row(self, tokens: int, n: int) -> str:
-        """The line of the table."""
+        """Return the line of the table."""
         assert self.read is not None
         pairs = zip(self.reading, self.generating, strict=True)
         return (
@@ -85,7 +86,7 @@ def main() -> None:
 
 
 def caches_of(model: Path, given: argparse.Namespace) -> list[Cache]:
-    """The caches of a file: ours, which is exact or multiplies in bf16, and OpenVINO's."""
+    """Return the caches of a file: ours, exact and with bf16 products, and OpenVINO's."""
     asked = Comparison(
         model=model,
         window=given.ctx,

@@ -12,28 +12,28 @@ import numpy as np
 from pyh2o.bench.process import Use
 from pyh2o.errors import MissingPackageError, SettingsError, UnsupportedModelError
 
-# Tokens of a block: on the CPU it allocates and evicts no less.
+# Tokens of a block: on the CPU its unit of allocation and eviction.
 BLOCK = 32
 
 
 def check_packages() -> None:
-    """Refuse to start without what is needed.
+    """Check the required packages.
 
     Raises:
-        MissingPackageError: names what is missing, and the extra that brings it.
+        MissingPackageError: names the missing package and its extra.
     """
     if find_spec("openvino_genai") is None:
         raise MissingPackageError("--compare openvino", "openvino-genai", "openvino")
 
 
 def eviction_parts(rows: int) -> tuple[int, int, int]:
-    """The tokens of a budget in whole blocks: one block of the first, half of all recent.
+    """Return the tokens of a budget in whole blocks: one at the start, half of the rest recent.
 
     Returns:
-        (first tokens that stay, recent ones that stay, most tokens after an eviction).
+        (first tokens kept, recent tokens kept, maximum tokens after an eviction).
 
     Raises:
-        SettingsError: it has no room for three blocks.
+        SettingsError: it is smaller than three blocks.
     """
     blocks = rows // BLOCK
     if blocks < 3:
@@ -49,19 +49,19 @@ def open_openvino(
 ) -> OpenVINOModel:
     """Load the model from its GGUF file, with f16 rows.
 
-    All else is as it comes: the precision of the products, prompts in batches of 256 tokens, and
+    Other settings are defaults: the precision of products, prompts in batches of 256 tokens, and
     scores from a prompt's last 8 queries.
 
     Args:
         path: of the file.
         threads: of the CPU.
-        cells: tokens that there is room for.
-        most_tokens: of a prompt and what is generated after it.
+        cells: capacity in tokens.
+        most_tokens: of a prompt and its answer.
         rows: that its eviction keeps of a prompt; 0 is the full cache.
 
     Raises:
         SettingsError: too few rows for its blocks.
-        UnsupportedModelError: it does not take the file.
+        UnsupportedModelError: it cannot load the file.
     """
     genai = import_module("openvino_genai")
     scheduler = genai.SchedulerConfig()
@@ -75,7 +75,7 @@ def open_openvino(
     try:
         pipeline = genai.ContinuousBatchingPipeline(path, scheduler, "CPU", properties, {})
     except (RuntimeError, LookupError, ValueError) as error:
-        # The lines before the last one tell where in its sources that was.
+        # The lines before the last one are its source location.
         raise UnsupportedModelError(
             f"OpenVINO does not take this file ({str(error).strip().splitlines()[-1]}): give one "
             "with tensors of F16, Q4_0, Q4_1, Q8_0, Q4_K or Q6_K and a BPE tokenizer"
@@ -84,26 +84,26 @@ def open_openvino(
 
 
 class OpenVINOModel:
-    """A pipeline with one request at a time, which it computes step by step.
+    """A pipeline with one request at a time, computed step by step.
 
-    It takes a prompt as a whole, so all pieces are read with the last one. A step then is one
-    token, the likeliest one: what follows the prompt is its own text and not the one that the other
-    caches are given, which takes as long.
+    It takes a prompt as a whole, so all pieces are read with the last one. A step is then one
+    greedily sampled token: after the prompt it generates its own text instead of the one that the
+    other caches read, which takes the same time.
     """
 
     def __init__(self, pipeline: Any, cells: int, *, most_tokens: int) -> None:
-        """No request is begun.
+        """Start without a request.
 
         Args:
             pipeline: a ContinuousBatchingPipeline.
-            cells: tokens that its blocks have room for.
-            most_tokens: of a prompt and what is generated after it.
+            cells: capacity of its blocks in tokens.
+            most_tokens: of a prompt and its answer.
         """
         self._pipeline = pipeline
         self._cells = cells
         self._tensor = import_module("openvino").Tensor
         self._config = import_module("openvino_genai").GenerationConfig()
-        # It must not end by itself, so it may say one token more than is ever asked for.
+        # It must not end early, so it may generate one token more than is ever requested.
         self._config.max_new_tokens = most_tokens + 1
         self._config.ignore_eos = True
         self._request: Any = None
@@ -116,14 +116,14 @@ class OpenVINOModel:
         return self._n_tokens + len(self._pending)
 
     def read(self, tokens: Sequence[int], *, last: bool) -> None:
-        """A text without one before it."""
+        """Read tokens as an empty text's prompt."""
         self._pending += tokens
         if last:
             prompt, self._pending = self._pending, []
             self._begin(prompt)
 
     def generate(self, token: int) -> None:
-        """The next token; `token` is evaluated only where there is no text yet."""
+        """Return the next token; `token` is evaluated only if there is no text yet."""
         if self._request is None:
             self._begin([token])
         else:
@@ -134,7 +134,7 @@ class OpenVINOModel:
         self._pending = []
         if self._request is not None:
             self._request.cancel()
-            # The next step gives its blocks back.
+            # The next step frees its blocks.
             while self._pipeline.has_non_finished_requests():
                 self._pipeline.step()
             self._request = None
@@ -142,7 +142,7 @@ class OpenVINOModel:
 
     def use(self) -> Use:
         metrics = self._pipeline.get_metrics()
-        # Of a request that has ended the metrics still tell the last step.
+        # The metrics of an ended request still describe its last step.
         share = 0.0 if self._request is None else metrics.cache_usage / 100
         used = round(self._cells * share)
         return Use(metrics.kv_cache_size_in_bytes, self._cells, used)
@@ -156,10 +156,10 @@ class OpenVINOModel:
         self._n_tokens = len(prompt)
 
     def _step(self) -> None:
-        """Compute until there is one token more; of a prompt each step is a batch."""
+        """Compute until there is one more token; each step of a prompt is a batch."""
         while not self._request.can_read() and self._pipeline.has_non_finished_requests():
             self._pipeline.step()
-        # A request that it gives up ends without a token.
+        # An aborted request ends without a token.
         if not self._request.can_read() or not self._request.read():
             raise SettingsError(
                 f"OpenVINO has no room for the text in {self._cells} cells: raise --ctx"

@@ -1,4 +1,4 @@
-"""`Llama(evict=False)`: the window of the full cache, and what is refused."""
+"""`Llama(evict=False)`: the window of the full cache, and refused arguments."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def tokens(count: int) -> list[int]:
     return [5 + i % 200 for i in range(count)]
 
 
-def test_window_is_what_was_asked_for(path: Path) -> None:
-    """Also where llama.cpp allocates more cells: a text in them would not be recorded."""
+def test_the_window_is_the_requested_size(path: Path) -> None:
+    """Even if llama.cpp allocates more cells: tokens in them would not be recorded."""
     with tiny_llama(path, n_ctx=300, evict=False) as llm:
         assert (llm.n_ctx(), llm.text.position_limit, llm.kv.window) == (300, 300, 300)
         assert llm.kv.capacity == 300
@@ -51,7 +51,7 @@ def test_window_is_what_was_asked_for(path: Path) -> None:
             llm.heavy_hitters()
 
 
-def test_window_without_a_size_is_the_trained_context(learned: Path) -> None:
+def test_the_default_window_is_the_trained_context(learned: Path) -> None:
     with tiny_llama(learned, evict=False) as llm:
         assert llm.n_ctx() == llm.text.position_limit == TRAINED
         llm.eval(tokens(TRAINED))
@@ -59,14 +59,14 @@ def test_window_without_a_size_is_the_trained_context(learned: Path) -> None:
             llm.eval(tokens(1))
 
 
-def test_window_beyond_learned_positions_is_refused(learned: Path) -> None:
+def test_a_window_beyond_learned_positions_is_refused(learned: Path) -> None:
     """There are no more embeddings: llama.cpp would end the process at the first such token."""
     with pytest.raises(SettingsError, match=r"exceeds the 300 .* \(--ctx\)") as error:
         tiny_llama(learned, n_ctx=TRAINED + 1, evict=False)
     assert "\n" not in str(error.value)
 
 
-def test_window_beyond_computed_positions_is_allowed(tmp_path: Path) -> None:
+def test_a_window_beyond_computed_positions_is_allowed(tmp_path: Path) -> None:
     for variant in ("llama", "alibi", "recurrent"):
         path = write_tiny_gguf(
             tmp_path / f"{variant}.gguf", seed=17, n_ctx_train=TRAINED, arch_variant=variant
@@ -77,15 +77,15 @@ def test_window_beyond_computed_positions_is_allowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("evict", [True, False])
-def test_window_that_is_too_small_is_refused(path: Path, evict: bool) -> None:
+def test_a_window_that_is_too_small_is_refused(path: Path, evict: bool) -> None:
     with pytest.raises(SettingsError, match=r"16 tokens is too small: .* at least 32, or 0"):
         tiny_llama(path, n_ctx=16, evict=evict)
     with tiny_llama(path, n_ctx=32, evict=evict) as llm:
         assert llm.n_ctx() == 32
 
 
-def test_more_memory_than_there_is_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """llama.cpp filled the memory, cell by cell, for minutes."""
+def test_a_cache_larger_than_memory_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp used to fill memory cell by cell for minutes."""
     with pytest.raises(SettingsError, match=r"2000000000 cells .* lower n_ctx \(--ctx\)") as error:
         tiny_llama(path, n_ctx=2_000_000_000, evict=False)
     assert "\n" not in str(error.value)
@@ -93,7 +93,7 @@ def test_more_memory_than_there_is_is_refused(path: Path, monkeypatch: pytest.Mo
     for name in ("f16", "q8_0"):
         with tiny_llama(path, **settings, **stored_as(name)) as llm:
             n_bytes = llm.kv.bytes_k + llm.kv.bytes_v
-        # what llama.cpp notes of a cell is a tenth of these tiny rows
+        # llama.cpp's metadata of a cell is a tenth of these tiny rows
         monkeypatch.setattr(context, "available_bytes", lambda: n_bytes)  # noqa: B023
         with pytest.raises(SettingsError, match=r"4096 cells needs at least 0\.0 GiB"):
             tiny_llama(path, **settings, **stored_as(name))
@@ -101,7 +101,7 @@ def test_more_memory_than_there_is_is_refused(path: Path, monkeypatch: pytest.Mo
         tiny_llama(path, **settings, **stored_as(name)).close()
 
 
-def test_more_memory_than_a_budget_has_is_refused(
+def test_a_budget_larger_than_memory_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context, "available_bytes", lambda: 100_000)
@@ -110,7 +110,7 @@ def test_more_memory_than_a_budget_has_is_refused(
 
 
 @pytest.mark.parametrize("variant", ["recurrent", "encoder"])
-def test_models_without_rows_take_no_memory_for_them(
+def test_models_without_kv_rows_need_no_memory_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=17, arch_variant=variant)

@@ -1,4 +1,4 @@
-"""The passages that a person reads of what a text has looked at."""
+"""Passages of a text that were retrieved most, as shown to users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyh2o.cache.recalled import (
 
 
 class FakeText:
-    """A text of tokens that are pieces of it, and weights."""
+    """A text of tokens with a piece of text each, and retrieval weights."""
 
     def __init__(self, pieces: Sequence[str | bytes], weights: dict[int, float]) -> None:
         self.pieces = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
@@ -36,11 +36,11 @@ class FakeText:
 
 
 def words(n: int) -> list[str]:
-    """Each of three tokens: " ab1c"."""
+    """Return words of three tokens each: " ab1c"."""
     return [piece for i in range(n) for piece in (" a", f"b{i}", "c")]
 
 
-def test_nothing_was_looked_at() -> None:
+def test_no_retrieved_rows_give_no_passages() -> None:
     assert FakeText([], {}).passages() == []
     assert FakeText(words(50), {}).passages() == []
 
@@ -55,7 +55,7 @@ def test_a_passage_has_whole_words_around_its_peak() -> None:
     assert AROUND_PEAK <= span.end - span.start < AROUND_PEAK + 6
 
 
-def test_the_strongest_passages_in_the_order_of_the_text() -> None:
+def test_the_strongest_passages_are_shown_in_text_order() -> None:
     peaks = {300 * i + 100: float(1 + i % 7) for i in range(12)}
     found = FakeText(words(1500), peaks).passages()
     assert len(found) == MAX_PASSAGES
@@ -64,7 +64,7 @@ def test_the_strongest_passages_in_the_order_of_the_text() -> None:
     assert sorted((span.weight for span in found), reverse=True) == strongest
 
 
-def test_many_small_weights_side_by_side_are_a_peak_too() -> None:
+def test_many_adjacent_small_weights_form_a_peak() -> None:
     weights = np.zeros(1000)
     weights[100:116] = 1
     weights[500] = 10
@@ -73,7 +73,7 @@ def test_many_small_weights_side_by_side_are_a_peak_too() -> None:
     assert single[0] <= 500 < single[1]
 
 
-def test_passages_that_overlap_are_one(rng: np.random.Generator) -> None:
+def test_overlapping_passages_are_merged(rng: np.random.Generator) -> None:
     (span,) = spans_around_peaks(np.where(abs(np.arange(400) - 200) < 40, 1.0, 0.0))
     assert span[0] < 165 < 235 < span[1]
     for _ in range(200):
@@ -84,7 +84,7 @@ def test_passages_that_overlap_are_one(rng: np.random.Generator) -> None:
         assert all(before[1] < behind[0] for before, behind in pairwise(spans))
 
 
-def test_passages_are_apart_and_inside_the_text(rng: np.random.Generator) -> None:
+def test_passages_are_disjoint_and_inside_the_text(rng: np.random.Generator) -> None:
     for _ in range(100):
         pieces = [str(rng.choice(["a", " b", "c ", "\n", ""])) for _ in range(rng.integers(1, 500))]
         text = FakeText(pieces, {int(i): 1.0 for i in rng.integers(0, len(pieces), 5)})
@@ -95,7 +95,7 @@ def test_passages_are_apart_and_inside_the_text(rng: np.random.Generator) -> Non
 
 
 def test_special_tokens_have_no_text_and_end_words() -> None:
-    """As `Llama.detokenize` has it without `special`."""
+    """As in `Llama.detokenize` without `special`."""
     assert whole_words([b"x", b"", b"y", b"z"], 2, 3) == (2, 4)
     (span,) = FakeText(["", "user", "\n", "Hi", "", ""], {3: 1.0}).passages()
     assert (span.start, span.end, span.text) == (0, 6, "user\nHi")

@@ -1,4 +1,4 @@
-"""Eviction settings: fractions, counts, and what makes no sense."""
+"""Eviction settings: fractions, counts and invalid values."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pyh2o.errors import SettingsError
 from pyh2o.policies import Snap
 
 
-def test_fractions_are_of_the_window() -> None:
+def test_fractions_refer_to_the_window() -> None:
     budget = EvictionSettings(hh=0.1, recent=0.1, recall=0).resolve(8192, 8192)
     assert (budget.heavy, budget.recent, budget.rows) == (819, 819, 1638)
 
 
-def test_counts_are_taken_as_they_are() -> None:
+def test_counts_are_used_as_given() -> None:
     settings = EvictionSettings(hh=256, recent=1, pinned=4, slack=7, recall=0)
     budget = settings.resolve(2048, 8192)
     assert budget == Budget(settings, window=2048, heavy=256, recent=1, slack=7, n_pos=8192)
     assert (budget.rows, budget.capacity, budget.cells) == (261, 268, 512)
 
 
-def test_counts_of_numpy_are_counts() -> None:
+def test_numpy_integers_are_counts() -> None:
     counts = {"hh": 100, "recent": 100, "pinned": 4, "slack": 7, "recall": 9, "recall_mib": 5}
     settings = EvictionSettings(**{name: np.int64(n) for name, n in counts.items()})  # type: ignore[arg-type]
     assert settings == EvictionSettings(**counts)  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def test_counts_of_numpy_are_counts() -> None:
     ],
     ids=str,
 )
-def test_found_rows_are_taken_from_the_heavy_ones_first(
+def test_retrieved_rows_reduce_the_heavy_rows(
     settings: dict[str, object], heavy: int, recent: int, recall: int
 ) -> None:
     asked = EvictionSettings(pinned=4, **settings)  # type: ignore[arg-type]
@@ -59,10 +59,8 @@ def test_found_rows_are_taken_from_the_heavy_ones_first(
     ("window", "recall", "found"),
     [(8192, None, 204), (10240, None, 256), (131072, None, 256), (131072, 0.02, 2621)],
 )
-def test_found_rows_by_default_have_a_ceiling(
-    window: int, recall: float | None, found: int
-) -> None:
-    """The others stay in the cache."""
+def test_default_retrieval_has_a_maximum(window: int, recall: float | None, found: int) -> None:
+    """The remaining rows stay in the cache."""
     budget = EvictionSettings(recall=recall).resolve(window, window)
     assert budget.recall == found
     assert budget.rows == 2 * (window // 10) - found
@@ -71,7 +69,7 @@ def test_found_rows_by_default_have_a_ceiling(
 @pytest.mark.parametrize("recall", [None, 0, 0.02, 30, 180])
 @pytest.mark.parametrize("positions", [8192, 1000])
 @pytest.mark.parametrize("rows", [(100, 100), (0, 200), (0.5, 0.5)], ids=str)
-def test_what_was_saved_comes_to_the_same_rows(
+def test_saved_settings_give_the_same_row_counts(
     recall: float | None, positions: int, rows: tuple[float, float]
 ) -> None:
     budget = EvictionSettings(hh=rows[0], recent=rows[1], recall=recall).resolve(1000, positions)
@@ -94,7 +92,7 @@ def test_default_slack_fills_the_last_block_of_cells() -> None:
     ("settings", "window", "n_pos", "slack"),
     [
         ({}, 8192, 8192, 512),
-        ({}, 100_000, 100_000, 992),  # larger anyway
+        ({}, 100_000, 100_000, 992),  # larger than the default anyway
         ({"slack": 1}, 8192, 8192, 1),
         ({"slack": 100}, 8192, 8192, 100),
         ({}, 512, 8192, 512 - 90),
@@ -103,17 +101,17 @@ def test_default_slack_fills_the_last_block_of_cells() -> None:
     ],
     ids=str,
 )
-def test_default_slack_where_layers_run_on_a_gpu(
+def test_default_slack_of_layers_on_a_gpu_is_larger(
     settings: dict[str, object], window: int, n_pos: int, slack: int
 ) -> None:
-    """Whole batches, as far as the window and the positions go; it costs no heavy rows."""
+    """Whole batches, as far as window and positions allow; heavy rows are not reduced."""
     asked = EvictionSettings(**settings)  # type: ignore[arg-type]
     budget = asked.resolve(window, n_pos, on_gpu=True)
     assert budget.slack == slack
     assert budget.rows == asked.resolve(window, n_pos).rows
 
 
-def test_whole_window_is_a_budget() -> None:
+def test_the_whole_window_is_a_valid_budget() -> None:
     for hh, recent in ((0.5, 0.5), (0, 1.0)):
         budget = EvictionSettings(hh=hh, recent=recent).resolve(2048, 8192)
         assert (budget.rows, budget.recall) == (1792, 256)
@@ -121,19 +119,19 @@ def test_whole_window_is_a_budget() -> None:
         assert whole.rows == 2048
 
 
-def test_rows_need_positions() -> None:
+def test_a_budget_beyond_the_positions_is_refused() -> None:
     budget = EvictionSettings(hh=0.5, recent=0.5, recall=0).resolve(2048, 2048)
     assert (budget.capacity, budget.recent, budget.slack) == (2048, 1024, 256)
     with pytest.raises(SettingsError, match="need more positions than the 2048"):
         EvictionSettings(hh=0.3, recent=0.3, recall=0).resolve(8192, 2048)
 
 
-def test_small_fraction_is_at_least_one_row() -> None:
+def test_a_small_fraction_is_at_least_one_row() -> None:
     assert EvictionSettings(hh=0.001, recent=0.001).resolve(100, 8192).rows == 2
     assert EvictionSettings(recall=0.001).resolve(100, 8192).recall == 1
 
 
-def test_a_policy_is_stored_as_itself_whatever_text_it_came_from() -> None:
+def test_equal_policies_are_stored_with_the_same_text() -> None:
     for text in ("snap", "snap:queries=32", " snap : pool = 5 ", Snap()):
         settings = EvictionSettings(policy=text)  # type: ignore[arg-type]
         assert settings == EvictionSettings(policy=Snap())
@@ -141,12 +139,12 @@ def test_a_policy_is_stored_as_itself_whatever_text_it_came_from() -> None:
     assert str(EvictionSettings().policy) == DEFAULT_POLICY
 
 
-def test_what_a_saved_cache_depends_on_is_fit_for_json() -> None:
-    """The names and values of session files, which stay."""
+def test_saved_settings_are_valid_json() -> None:
+    """Names and values in session files, which must not change."""
     settings = EvictionSettings(pinned=4, policy=Snap(pool=7), attention="ops", prefill="exact")
     saved = settings.resolve(1000, 8192).saved()
     assert saved == {
-        "heavy": 100,  # with those that are found
+        "heavy": 100,  # including retrieved rows
         "recent": 100,
         "pinned": 4,
         "slack": 77,
@@ -158,7 +156,7 @@ def test_what_a_saved_cache_depends_on_is_fit_for_json() -> None:
     assert json.loads(json.dumps(saved)) == saved
 
 
-def test_a_window_that_holds_no_text_is_refused() -> None:
+def test_a_window_without_room_for_text_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"16 tokens is too small: .* at least 32, or 0"):
         EvictionSettings().resolve(16, 8192)
     budget = EvictionSettings().resolve(32, 8192)
@@ -194,7 +192,9 @@ def test_a_window_that_holds_no_text_is_refused() -> None:
         ({"hh": "many"}, "hh is 'many'"),
     ],
 )
-def test_nonsense_is_refused_in_one_line(settings: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_refused_in_one_line(
+    settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(SettingsError) as error:
         EvictionSettings(**settings).resolve(1000, 8192)  # type: ignore[arg-type]
     assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""What is known of a model without its weights: as much as when it is loaded, and the same."""
+"""A model's description without its weights equals that of the loaded model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyh2o.errors import ModelError, NativeError
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import stored_as, tiny_llama
 
-# Arguments of the tiny models of each kind of memory that can be evicted.
+# Arguments of the tiny models, one per kind of memory with eviction.
 EVICTED: dict[str, dict[str, Any]] = {
     "llama": {},
     "frequency_factors": {},
@@ -51,7 +51,7 @@ def tiny(tmp_path: Path, arch_variant: str, **sizes: Any) -> Path:
 
 
 def kinds(path: Path) -> str:
-    """A word for each layer: what it keeps."""
+    """Return the kind of memory of each layer."""
     return " ".join(map(_kind, describe_model(path).layers))
 
 
@@ -88,11 +88,11 @@ def _kind(layer: Layer) -> str:
         ("encoder", ""),
     ],
 )
-def test_kinds_of_layers(tmp_path: Path, arch_variant: str, expected: str) -> None:
+def test_layers_are_described_by_kind(tmp_path: Path, arch_variant: str, expected: str) -> None:
     assert kinds(tiny(tmp_path, arch_variant)) == expected
 
 
-def test_heads_of_layers(tmp_path: Path) -> None:
+def test_layers_are_described_with_their_heads(tmp_path: Path) -> None:
     layers = describe_model(tiny(tmp_path, "gemma4_experts")).layers
     shapes = [(layer.kv_heads, layer.head_size_k, layer.head_size_v) for layer in layers]
     assert shapes == [(2, 32, 32), (1, 64, 64)] * 2
@@ -100,7 +100,7 @@ def test_heads_of_layers(tmp_path: Path) -> None:
     assert (layer.kv_heads, layer.head_size_k, layer.head_size_v) == (0, 0, 0)
 
 
-def test_layers_of_a_loaded_model_are_the_same(tmp_path: Path) -> None:
+def test_layers_equal_those_of_a_loaded_model(tmp_path: Path) -> None:
     path = tiny(tmp_path, "gemma3n")
     with tiny_llama(path) as llm:
         address = llm.text.model.address
@@ -116,7 +116,7 @@ def test_layers_of_a_loaded_model_are_the_same(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-# What `tiny_llama` has otherwise.
+# Other arguments of `tiny_llama`.
 DEFAULTS: dict[str, Any] = {"policy": DEFAULT_POLICY, "recall": None}
 
 
@@ -128,7 +128,9 @@ def taken(kv: KVStatistics) -> CacheBytes:
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 @pytest.mark.parametrize("arch_variant", EVICTED)
-def test_bytes_are_those_of_a_loaded_model(tmp_path: Path, arch_variant: str, kv_type: str) -> None:
+def test_memory_equals_that_of_a_loaded_model(
+    tmp_path: Path, arch_variant: str, kv_type: str
+) -> None:
     path = tiny(tmp_path, arch_variant)
     limited = EvictionSettings(recall_mib=1024)
     found = describe_model(path, limited, n_ctx=3000, kv_type=kv_type)
@@ -145,12 +147,12 @@ def test_bytes_are_those_of_a_loaded_model(tmp_path: Path, arch_variant: str, kv
     states = found.full.recurrent
     text = text_bytes(found.layers, found.budget, kv_type=kv_type, recurrent=states)
     assert text.evicting == found.evicting.total
-    if not found.full.window:  # of the window alone, as llama-server has it
+    if not found.full.window:  # of the window only, as in llama-server
         assert {"f16": text.full, "q8_0": text.full_q8_0}[kv_type] == found.full.total
 
 
 @pytest.mark.parametrize("arch_variant", ["sliding_window", "mla"])
-def test_bytes_of_the_archive(tmp_path: Path, arch_variant: str) -> None:
+def test_memory_of_the_archive(tmp_path: Path, arch_variant: str) -> None:
     path = tiny(tmp_path, arch_variant)
     with tiny_llama(path, n_ctx=1024, recall=None) as llm:
         llm.eval([7] * 1000)
@@ -170,7 +172,7 @@ def test_bytes_of_the_archive(tmp_path: Path, arch_variant: str) -> None:
         {"n_ctx": 64},
     ],
 )
-def test_settings_count(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_settings_change_the_memory(tmp_path: Path, settings: dict[str, Any]) -> None:
     path = tiny(tmp_path, "sliding_window")
     with tiny_llama(path, **{**DEFAULTS, **settings}) as llm:
         expected = taken(llm.kv)
@@ -178,14 +180,14 @@ def test_settings_count(tmp_path: Path, settings: dict[str, Any]) -> None:
     assert describe_model(path, EvictionSettings(**settings), n_ctx=n_ctx).evicting == expected
 
 
-def test_window_is_the_trained_context_or_the_largest(tmp_path: Path) -> None:
+def test_the_default_window_is_the_trained_context_or_the_maximum(tmp_path: Path) -> None:
     assert describe_model(tiny(tmp_path, "llama", n_ctx_train=2000)).window == 2000
     found = describe_model(tiny(tmp_path, "llama", n_ctx_train=10**6))
     assert (found.trained_context, found.window) == (10**6, LARGEST_WINDOW_BY_DEFAULT)
 
 
 # -------------------------------------------------------------------------------------------------
-# The rest
+# Other facts
 # -------------------------------------------------------------------------------------------------
 
 
@@ -200,13 +202,15 @@ def test_window_is_the_trained_context_or_the_largest(tmp_path: Path) -> None:
         ("alibi", "none", None),
     ],
 )
-def test_positions(tmp_path: Path, arch_variant: str, expected: str, goes_on: bool | None) -> None:
+def test_positions_are_described(
+    tmp_path: Path, arch_variant: str, expected: str, goes_on: bool | None
+) -> None:
     found = describe_model(tiny(tmp_path, arch_variant))
     assert (found.positions, found.goes_on) == (expected, goes_on)
 
 
 @pytest.mark.parametrize("arch_variant", REFUSED)
-def test_refused_models_with_their_reason(tmp_path: Path, arch_variant: str) -> None:
+def test_refused_models_have_a_reason(tmp_path: Path, arch_variant: str) -> None:
     found = describe_model(tiny(tmp_path, arch_variant))
     assert found.refused is not None
     assert REFUSED[arch_variant] in found.refused
@@ -214,13 +218,13 @@ def test_refused_models_with_their_reason(tmp_path: Path, arch_variant: str) -> 
     assert found.evicting is found.budget is found.goes_on is None
 
 
-def test_model_with_windows_only_is_refused(tmp_path: Path) -> None:
+def test_a_model_with_windows_only_is_refused(tmp_path: Path) -> None:
     found = describe_model(tiny(tmp_path, "sliding_window", n_layer=1))
     assert found.refused is not None
     assert "window only" in found.refused
 
 
-def test_settings_that_the_model_does_not_allow_are_a_reason(tmp_path: Path) -> None:
+def test_settings_that_the_model_refuses_have_a_reason(tmp_path: Path) -> None:
     path = tiny(tmp_path, "llama", head_size=20)
     found = describe_model(path, EvictionSettings(recall_type="q4_0"))
     assert found.refused is not None
@@ -228,7 +232,7 @@ def test_settings_that_the_model_does_not_allow_are_a_reason(tmp_path: Path) -> 
     assert found.full is not None
 
 
-def test_record_is_fit_for_json(tmp_path: Path) -> None:
+def test_the_description_is_valid_json(tmp_path: Path) -> None:
     record = json.loads(json.dumps(describe_model(tiny(tmp_path, "qwen35")).record()))
     assert record["architecture"] == "qwen35"
     assert [layer["recurrent"] for layer in record["layers"]] == [True, True, True, False]
@@ -260,7 +264,7 @@ def test_weights_are_not_read(tmp_path: Path) -> None:
     assert after - before < 10 * 2**20
 
 
-def test_row_that_is_no_whole_block(tmp_path: Path) -> None:
+def test_a_row_that_is_not_a_whole_number_of_blocks_is_refused(tmp_path: Path) -> None:
     path = tiny(tmp_path, "llama", head_size=16)
     with pytest.raises(ModelError, match="head size"):
         describe_model(path, kv_type="q8_0")

@@ -1,4 +1,4 @@
-"""From tokens to bytes, against detokenizers that see all tokens at once."""
+"""Detokenizing one token at a time, against detokenizing all tokens at once."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llama_cpp.Llama]
     model.close()
 
 
-def test_bytes_of_tokens_one_by_one_are_those_of_all(
+def test_bytes_of_single_tokens_equal_bytes_of_all(
     stock: llama_cpp.Llama, dice: random.Random
 ) -> None:
     for first in (llama_cpp.Llama.token_bos(stock), dice.randrange(3, stock.n_vocab())):
         tokens = [first, *(dice.randrange(stock.n_vocab()) for _ in range(200))]
-        tokens[1] = stock.tokenize(b" ", add_bos=False)[0]  # the space BOS takes away
+        tokens[1] = stock.tokenize(b" ", add_bos=False)[0]  # the space that BOS removes
         parts = PieceDetokenizer(stock._model.vocab, stock.token_bos(), starts_text=False)
         assert detokenize(parts, tokens) == stock.detokenize(tokens)
 
 
-def test_a_token_may_have_more_bytes_than_the_buffer(
+def test_a_token_may_be_longer_than_the_buffer(
     stock: llama_cpp.Llama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """llama.cpp answers with the negative size then; the tiny models have no such token."""
+    """llama.cpp then returns the negative size; the tiny models have no such token."""
     long_piece = b" " * (detokenizer_module.PIECE_BYTES + 1)
 
     def fake(vocab: Any, token: int, buffer: Any, size: int, lstrip: int, special: bool) -> int:
@@ -58,8 +58,8 @@ def test_a_token_may_have_more_bytes_than_the_buffer(
     assert PieceDetokenizer(stock._model.vocab, 1, starts_text=False).piece(7) == long_piece
 
 
-def test_other_tokenizers_see_a_few_tokens_of_context(dice: random.Random) -> None:
-    """And their characters come whole, however many tokens they take."""
+def test_other_tokenizers_get_a_few_tokens_of_context(dice: random.Random) -> None:
+    """Their characters stay complete, however many tokens they take."""
     words = [" one", " two", ",", "é", "☺", "\N{GRINNING FACE}", " \N{GRINNING FACE}"]
     pieces = [word.encode() for word in words] + [bytes([byte]) for byte in range(256)]
     tokens: list[int] = []

@@ -1,4 +1,4 @@
-"""What is said of tokens that llama.cpp cannot evaluate."""
+"""Error messages of tokens that llama.cpp cannot evaluate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_TOKEN = (
 
 
 def failure_of(llm: Llama, size: int) -> str:
-    """What is said at last of pieces of so many tokens."""
+    """Return the error after reading chunks of these sizes."""
     try:
         for _ in range(100):
             llm.eval([5] * size)
@@ -41,7 +41,7 @@ def failure_of(llm: Llama, size: int) -> str:
     return "nothing"
 
 
-def test_attention_that_is_infinite(tmp_path: Path) -> None:
+def test_infinite_attention_is_reported(tmp_path: Path) -> None:
     with tiny_llama(infinite_model(tmp_path / "a.gguf"), **CACHE) as llm:
         for size in (1, 20):
             llm.reset()
@@ -51,7 +51,7 @@ def test_attention_that_is_infinite(tmp_path: Path) -> None:
         assert llm.n_tokens == 40
 
 
-def test_the_same_among_other_texts(tmp_path: Path) -> None:
+def test_infinite_attention_is_reported_among_other_texts(tmp_path: Path) -> None:
     with tiny_engine(infinite_model(tmp_path / "a.gguf"), texts=2, **CACHE) as engine:
         for size in (1, 20):
             with llama_in(engine) as llm:
@@ -60,19 +60,19 @@ def test_the_same_among_other_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["streaming", "full"])
-def test_output_that_is_no_number(tmp_path: Path, policy: str) -> None:
-    """Rows are not chosen by attention there, so that the next token is the first to ask."""
+def test_nan_logits_are_reported(tmp_path: Path, policy: str) -> None:
+    """This model does not choose rows by attention, so sampling is the first to notice."""
     eviction = {"policy": policy} if policy != "full" else {"evict": False}
     settings = {"n_ctx": 256, "hh": 16, "recent": 16, "slack": 8, **eviction}
     path = infinite_model(tmp_path / "a.gguf")
     with tiny_llama(path, **settings) as llm:
-        assert drawing(llm) == [NO_TOKEN] * 3
+        assert error_of_sampling(llm) == [NO_TOKEN] * 3
     with tiny_engine(path, texts=2, **settings) as engine, llama_in(engine) as llm:
-        assert drawing(llm) == [NO_TOKEN] * 3
+        assert error_of_sampling(llm) == [NO_TOKEN] * 3
 
 
-def drawing(llm: Llama) -> list[str]:
-    """What is said where a token is to be drawn, in each of the ways to draw one."""
+def error_of_sampling(llm: Llama) -> list[str]:
+    """Return the error of sampling a token, for each way to sample."""
     said = []
     for draw in (
         lambda: (llm.eval([5] * 3), llm.sample()),
@@ -89,10 +89,10 @@ def drawing(llm: Llama) -> list[str]:
 @pytest.mark.parametrize("evict", [True, False])
 @pytest.mark.parametrize("flash_attn", [True, False])
 @pytest.mark.parametrize("arch_variant", ["llama", "sliding_window"])
-def test_the_text_after_one_that_is_no_number(
+def test_a_new_text_after_nan_rows_is_finite(
     tmp_path: Path, arch_variant: str, flash_attn: bool, evict: bool
 ) -> None:
-    """Rows that were no numbers stayed in cells that were free again: 0 times nan is nan."""
+    """Nan rows used to stay in freed cells: 0 times nan is nan."""
     settings = {"n_ctx": 256, "hh": 16, "recent": 16, "slack": 8, "flash_attn": flash_attn}
     settings = {**settings, "evict": evict, "logits_all": True}
     path = tmp_path / "a.gguf"
@@ -104,7 +104,7 @@ def test_the_text_after_one_that_is_no_number(
         assert np.isnan(broken).any()
         np.testing.assert_array_equal(last, first)
     if not (evict or flash_attn):
-        return  # llama.cpp's own cache of several texts: it cannot be told to forget one's rows
+        return  # llama.cpp's own cache of several texts cannot drop the rows of one text
     with tiny_engine(path, texts=2, **settings) as engine:
         for i in range(2):
             with llama_in(engine) as llm:
@@ -115,13 +115,13 @@ def test_the_text_after_one_that_is_no_number(
 
 
 def logits_of(llm: Llama, tokens: list[int]) -> npt.NDArray[np.single]:
-    """What comes after a new text of these tokens; of all tokens but the infinite one."""
+    """Return logits after a new text of these tokens, for all tokens but the infinite one."""
     llm.reset()
     llm.eval(tokens)
     return np.delete(llm.text.logits[-1], INFINITE)
 
 
-def test_tokens_that_are_never_drawn_do_no_harm() -> None:
+def test_infinite_tokens_that_are_never_sampled_do_no_harm() -> None:
     logits = np.array([0.5, -np.inf, 1.5], np.single)
     check_logits(logits)
     for nothing in (np.nan, np.inf):
@@ -130,7 +130,7 @@ def test_tokens_that_are_never_drawn_do_no_harm() -> None:
             check_logits(logits)
 
 
-def test_anything_else_that_llama_cpp_says(tmp_path: Path) -> None:
+def test_other_errors_of_llama_cpp_are_reported(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "a.gguf", seed=1)
     with tiny_llama(path, **CACHE) as llm:
         for size in (1, 10):

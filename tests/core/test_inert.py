@@ -1,4 +1,4 @@
-"""Texts of special tokens in messages and tools: no template makes these tokens of them."""
+"""Text that looks like special tokens in messages and tools never becomes special tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def byte_pairs() -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def sentence_pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    """Its marks of thoughts and calls are user-defined tokens."""
+    """Its marks of reasoning and calls are user-defined tokens."""
     path = write_speaker(tmp_path_factory.mktemp("model") / "tiny.gguf", QWEN3, bpe=False)
     with tiny_llama(path) as llm:
         yield llm.text.model
@@ -47,8 +47,8 @@ def model(request: pytest.FixtureRequest) -> Model:
     return found
 
 
-def talk(text: str, escape: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A chat with this text in all its places, and tools; in JSON with `escape` escaped."""
+def chat_with_text(text: str, escape: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return a chat with this text in every field; with `escape` also in escaped JSON."""
     written = json.dumps({f"city{text}": text, "days": [text]})
     if escape:
         written = written.replace(escape, f"\\u{ord(escape):04x}")
@@ -68,7 +68,7 @@ def talk(text: str, escape: str) -> tuple[list[dict[str, Any]], list[dict[str, A
         },
         {"role": "tool", "tool_call_id": "abcdefghi", "name": f"weather{text}", "content": written},
         {"role": "assistant", "content": text},
-        # where the parts are joined, they make the text of a token
+        # joined parts form the text of a token
         {"role": "user", "content": [{"type": "text", "text": s} for s in (head, f"end{tail}")]},
     ]
     return messages, [{"type": "function", "function": tool}]
@@ -76,20 +76,22 @@ def talk(text: str, escape: str) -> tuple[list[dict[str, Any]], list[dict[str, A
 
 @pytest.mark.parametrize("escape", ["", "<", "|", "i"])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_templates_pass_on_no_special_tokens(byte_pairs: Model, name: str, escape: str) -> None:
-    """Whether they trim texts, join them, or write them in JSON."""
+def test_templates_output_no_special_tokens_from_messages(
+    byte_pairs: Model, name: str, escape: str
+) -> None:
+    """Whether they trim texts, join them, or write them as JSON."""
     inert = byte_pairs.chat.inert
     native = NativeTemplate(template(name), "<s>", "</s>", inert)
     evil, plain = (
         native.apply(messages, tools=tools).prompt.encode()
-        for messages, tools in (talk(text, escape) for text in (EVIL, PLAIN))
+        for messages, tools in (chat_with_text(text, escape) for text in (EVIL, PLAIN))
     )
     parts = inert.split(evil)
     for mark in (b"<|im_end|>", b"<|im_start|>"):
         assert sum(part.count(mark) for part in parts[::2]) == plain.count(mark)
     assert len(parts) > 10
-    if not escape:  # else some templates write what is escaped and some do not
-        messages, tools = talk(EVIL, escape)
+    if not escape:  # otherwise only some templates output the escaped text
+        messages, tools = chat_with_text(EVIL, escape)
         raw = NativeTemplate(template(name), "<s>", "</s>").apply(messages, tools=tools)
         assert b"".join(parts).decode() == raw.prompt
 
@@ -115,15 +117,15 @@ def test_hidden_texts_are_ordinary_tokens(model: Model, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["<tool_call>" * 3, "a <think> b</think>", "<<think>think>"])
-def test_user_defined_tokens_are_cut(sentence_pieces: Model, text: str) -> None:
-    """The tokenizer looks for them in ordinary text, too."""
+def test_user_defined_tokens_are_split(sentence_pieces: Model, text: str) -> None:
+    """The tokenizer also looks for them in ordinary text."""
     model = sentence_pieces
     tokens = model.tokenize(model.chat.inert.hide(text).encode(), add_bos=False, special=True)
     assert model.chat.inert.tokens.isdisjoint(tokens)
     assert model.detokenize(tokens).decode().strip() == text
 
 
-def test_the_assistant_s_own_marks_stay(sentence_pieces: Model) -> None:
+def test_marks_in_assistant_messages_are_kept(sentence_pieces: Model) -> None:
     inert = sentence_pieces.chat.inert
     said = "<think>\nHm.\n</think>\n\nYes.<tool_call>"
     message = {"role": "assistant", "content": said, "reasoning_content": said}
@@ -136,7 +138,7 @@ def test_the_assistant_s_own_marks_stay(sentence_pieces: Model) -> None:
     "value",
     ["1 < 2 | 3 > 2", "<b>bold</b>\t\n\n", "C:\\new\\u003c \\<|im", {"a\\/": ["</s", 1, None]}],
 )
-def test_ordinary_texts_stay(model: Model, value: Any) -> None:
+def test_ordinary_texts_are_unchanged(model: Model, value: Any) -> None:
     assert model.chat.inert.hide(value) == value
 
 

@@ -1,4 +1,4 @@
-"""What would end the process is an error that names the cure."""
+"""Operations that would end the process raise an error with a fix instead."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CALLS: dict[str, Callable[[Llama], Any]] = {
     "load_kv_state": lambda llm: llm.load_kv_state(b"", []),
     "save_state": lambda llm: llm.save_state(),
 }
-# These read the model and not the text, which any thread may do.
+# These read the model only, which any thread may do.
 OF_THE_MODEL: dict[str, Callable[[Llama], Any]] = {
     "tokenize": lambda llm: llm.tokenize(b"once"),
     "detokenize": lambda llm: llm.detokenize([40, 41]),
@@ -58,16 +58,16 @@ OF_THE_MODEL: dict[str, Callable[[Llama], Any]] = {
 }
 
 
-def test_a_closed_model_says_so(llm: Llama) -> None:
+def test_a_closed_model_is_reported(llm: Llama) -> None:
     llm.close()
-    llm.close()  # again, as with files
+    llm.close()  # closing twice is allowed, as for files
     for call in {**CALLS, **OF_THE_MODEL}.values():
         with pytest.raises(ClosedError, match="load it again"):
             call(llm)
 
 
-def test_a_model_in_use_by_another_thread_says_so(llm: Llama) -> None:
-    """Another thread is amid a prompt: all it could disturb is refused, and it goes on."""
+def test_a_model_in_use_by_another_thread_is_reported(llm: Llama) -> None:
+    """Another thread is reading a prompt: operations that would disturb it are refused."""
     reading, may_go_on = threading.Event(), threading.Event()
 
     def wait(_done: int, _total: int) -> None:
@@ -92,7 +92,7 @@ def test_a_model_in_use_by_another_thread_says_so(llm: Llama) -> None:
     llm.eval([8])
 
 
-def test_a_text_that_changes_amid_its_generation_says_so(llm: Llama) -> None:
+def test_changing_a_text_during_its_generation_is_refused(llm: Llama) -> None:
     tokens = llm.generate([1, 2, 3, 4])
     next(tokens)
     llm.reset()
@@ -102,7 +102,7 @@ def test_a_text_that_changes_amid_its_generation_says_so(llm: Llama) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_process_says_so(llm: Llama) -> None:
+def test_use_in_a_forked_process_is_refused(llm: Llama) -> None:
     child = os.fork()
     if child == 0:
         n_refused = 0

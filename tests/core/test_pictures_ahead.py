@@ -1,4 +1,4 @@
-"""Pictures whose tokens look at those behind them (Gemma 3), in a cache of fixed size."""
+"""Pictures whose tokens attend to later ones (Gemma 3), in a cache of fixed size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WINDOW = 1024
 ALL: dict[str, Any] = {"n_ctx": WINDOW, "hh": WINDOW // 2, "recent": WINDOW // 2}
 FEW: dict[str, Any] = {"n_ctx": WINDOW, "hh": 24, "recent": 24, "slack": 16}
 TAIL = " and then the hare runs over the hill, " * 3
-# Windows are attended to by flash attention in f16.
+# Windows use flash attention in f16.
 CLOSE = {"rtol": 0, "atol": 0.01}
 
 Models = tuple[Path, Path]
@@ -42,7 +42,7 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def tokens_of(llm: Llama, prompt: str, *pictures: bytes) -> list[int]:
-    """Of a prompt with {} for each picture."""
+    """Return the tokens of a prompt with {} for each picture."""
     marks = [mark_of(llm, picture) for picture in pictures]
     return llm.tokenize(prompt.format(*marks).encode(), special=True)
 
@@ -51,7 +51,7 @@ def first_of_picture(tokens: list[int]) -> int:
     return next(n for n, token in enumerate(tokens) if is_of_picture(token))
 
 
-def logits_behind(llm: Llama, tokens: list[int]) -> np.ndarray:
+def logits_after(llm: Llama, tokens: list[int]) -> np.ndarray:
     llm.reset()
     llm.eval(tokens)
     return llm.text.logits[-1].copy()
@@ -60,27 +60,27 @@ def logits_behind(llm: Llama, tokens: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("attention", ["ops", "auto"])
 @pytest.mark.parametrize("evict", [True, False])
 @pytest.mark.parametrize("prompt", ["look: {} here", "{} and {} at once", "one {}{} two"])
-def test_logits_are_those_of_mtmd(prompt: str, evict: bool, attention: str, models: Models) -> None:
+def test_logits_equal_mtmds(prompt: str, evict: bool, attention: str, models: Models) -> None:
     pictures = [png(number) for number in range(prompt.count("{}"))]
     expected, n = logits_of_mtmd(models, prompt.replace("{}", "<__media__>"), pictures)
     with tiny_seer(models, evict=evict, attention=attention, **ALL, **EXACT_ROWS) as llm:
         tokens = tokens_of(llm, prompt, *pictures)
-        found = logits_behind(llm, tokens)
+        found = logits_after(llm, tokens)
     assert n == len(tokens)
     assert sum(map(is_of_picture, tokens)) == N_PATCHES * len(pictures)
     tolerance = {"rtol": 0, "atol": 0} if attention == "ops" else CLOSE
     np.testing.assert_allclose(found, expected, **tolerance)
 
 
-def test_found_rows_of_pictures_make_up_the_full_cache(models: Models) -> None:
-    """As many found as there are: the logits are those of the full cache (invariant 10)."""
+def test_retrieving_all_rows_of_pictures_equals_the_full_cache(models: Models) -> None:
+    """Invariant 10."""
     prompt, pictures = "a {} b {} c {}" + TAIL, [png(number) for number in range(3)]
     expected, _ = logits_of_mtmd(models, prompt.replace("{}", "<__media__>"), pictures)
     exact = {**EXACT_ROWS, "attention": "portable", "recall_type": "f32"}
     for recall in (0, 500):
         rows = {"hh": FEW["hh"] + recall, "recall": recall}
         with tiny_seer(models, **{**FEW, **exact, **rows}) as llm:
-            found = logits_behind(llm, tokens_of(llm, prompt, *pictures))
+            found = logits_after(llm, tokens_of(llm, prompt, *pictures))
             assert llm.kv.rows_evicted > 0
             assert llm.kv.used <= llm.kv.capacity
         if recall:
@@ -89,7 +89,7 @@ def test_found_rows_of_pictures_make_up_the_full_cache(models: Models) -> None:
             assert np.abs(found - expected).max() > 0.05
 
 
-def test_what_is_read_in_two_calls_is_read_as_in_one(models: Models) -> None:
+def test_reading_in_two_calls_equals_reading_in_one(models: Models) -> None:
     settings = {**FEW, "attention": "ops", **EXACT_ROWS}
     with tiny_seer(models, **settings) as one, tiny_seer(models, **settings) as other:
         tokens = tokens_of(one, TAIL + "a {}{} b" + TAIL, png(1), png(2))
@@ -103,7 +103,7 @@ def test_what_is_read_in_two_calls_is_read_as_in_one(models: Models) -> None:
         np.testing.assert_array_equal(one.text.logits[-1], other.text.logits[-1])
 
 
-def test_a_saved_text_goes_on(models: Models) -> None:
+def test_a_saved_text_resumes(models: Models) -> None:
     with tiny_seer(models, **FEW) as one, tiny_seer(models, **FEW) as other:
         tokens = tokens_of(one, "see {} here" + TAIL, png(1))
         one.eval(tokens)
@@ -114,7 +114,7 @@ def test_a_saved_text_goes_on(models: Models) -> None:
 
 
 @pytest.mark.parametrize("evict", [True, False])
-def test_a_picture_is_whole_or_not_there(evict: bool, models: Models) -> None:
+def test_a_picture_is_removed_as_a_whole(evict: bool, models: Models) -> None:
     with tiny_seer(models, evict=evict, **ALL) as llm:
         tokens = tokens_of(llm, "see {} here", png(1))
         begin = first_of_picture(tokens)
@@ -122,7 +122,7 @@ def test_a_picture_is_whole_or_not_there(evict: bool, models: Models) -> None:
             llm.reset()
             with pytest.raises(StateError, match="evaluate whole pictures"):
                 llm.eval(part)
-        expected = logits_behind(llm, tokens)
+        expected = logits_after(llm, tokens)
         assert not llm.text.can_remove_tail(begin + 5)
         assert not llm.text.remove_tail(begin + 5)
         assert llm.text.can_remove_tail(begin + N_PATCHES)
@@ -134,8 +134,8 @@ def test_a_picture_is_whole_or_not_there(evict: bool, models: Models) -> None:
         np.testing.assert_allclose(llm.text.logits[-1], expected, **CLOSE)
 
 
-def test_a_prefix_ends_before_a_picture_that_is_another(models: Models) -> None:
-    """Also where the first embeddings of both are the same."""
+def test_a_prefix_ends_before_a_different_picture(models: Models) -> None:
+    """Even if the first embeddings of both are equal."""
     with tiny_seer(models, evict=False, n_ctx=WINDOW) as llm:
         tokens = tokens_of(llm, "see {} here", png(1))
         begin = first_of_picture(tokens)
@@ -154,11 +154,11 @@ def test_pauses_come_before_a_picture(models: Models) -> None:
         assert seen == [begin]
 
 
-def test_pictures_are_read_at_once_beside_others(models: Models) -> None:
-    """The engine divides what a text reads, but no picture."""
+def test_a_picture_is_read_at_once_alongside_other_texts(models: Models) -> None:
+    """The engine splits a prompt into chunks, but never a picture."""
     with tiny_seer(models, **ALL, **EXACT_ROWS) as llm:
         tokens = tokens_of(llm, "see {} here", png(1))
-        expected = logits_behind(llm, tokens)
+        expected = logits_after(llm, tokens)
     settings = EvictionSettings(hh=512, recent=512, policy="h2o", recall=0, attention="ops")
     parameters = Parameters(**ONE_THREAD, **EXACT_ROWS)
     path, projector = map(str, models)
@@ -191,7 +191,7 @@ def test_pictures_are_read_at_once_beside_others(models: Models) -> None:
         np.testing.assert_allclose(reading.logits[-1], expected, **CLOSE)
 
 
-def test_a_picture_that_does_not_fit_is_refused(models: Models) -> None:
+def test_a_picture_larger_than_the_cache_is_refused(models: Models) -> None:
     with (
         tiny_seer(models, **{**FEW, "slack": 15}) as llm,
         pytest.raises(PictureError, match="must be one batch, but the limit is 15: raise slack"),
@@ -199,8 +199,8 @@ def test_a_picture_that_does_not_fit_is_refused(models: Models) -> None:
         mark_of(llm, png(1))
 
 
-def test_tokens_that_see_each_other_are_not_divided(models: Models) -> None:
-    """Also where somebody else has a context whose batches are larger than the slack."""
+def test_tokens_that_attend_to_each_other_are_not_split(models: Models) -> None:
+    """Even if the batches of a context are larger than the slack."""
     with closing(tiny_parent(models[0], n_ctx=WINDOW, **EXACT_ROWS)) as llm:
         settings = EvictionSettings(hh=24, recent=24, slack=16, recall=0, attention="ops")
         attach(address(llm.ctx), settings.resolve(WINDOW, WINDOW))

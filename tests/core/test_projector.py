@@ -1,4 +1,4 @@
-"""Pictures in a text: what mtmd computes of them, in a cache of fixed size."""
+"""Pictures in a text: results equal mtmd's, in a cache of fixed size."""
 
 from __future__ import annotations
 
@@ -40,41 +40,41 @@ def seer(models: tuple[Path, Path]) -> Iterator[Llama]:
 
 
 def tokens_of(llm: Llama, prompt: str, *pictures: bytes) -> list[int]:
-    """Of a prompt with {} for each picture."""
+    """Return the tokens of a prompt with {} for each picture."""
     marks = [mark_of(llm, picture) for picture in pictures]
     return llm.tokenize(prompt.format(*marks).encode(), special=True)
 
 
-def logits_behind(llm: Llama, tokens: list[int]) -> np.ndarray:
+def logits_after(llm: Llama, tokens: list[int]) -> np.ndarray:
     llm.reset()
     llm.eval(tokens)
     return llm.text.logits[-1].copy()
 
 
 # -------------------------------------------------------------------------------------------------
-# What is computed
+# Results
 # -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attention", ["ops", "auto"])
 @pytest.mark.parametrize("evict", [True, False])
 @pytest.mark.parametrize("prompt", ["look: {} here", "{} and {} at once", "one {}{} two"])
-def test_logits_are_those_of_mtmd(
+def test_logits_equal_mtmds(
     prompt: str, evict: bool, attention: str, models: tuple[Path, Path]
 ) -> None:
     pictures = [png(number, 20 + 17 * number) for number in range(prompt.count("{}"))]
     expected, n = logits_of_mtmd(models, prompt.replace("{}", "<__media__>"), pictures)
     with tiny_seer(models, evict=evict, attention=attention, **ALL, **EXACT_ROWS) as llm:
         tokens = tokens_of(llm, prompt, *pictures)
-        found = logits_behind(llm, tokens)
+        found = logits_after(llm, tokens)
     assert n == len(tokens) == llm.n_tokens
     assert sum(map(is_of_picture, tokens)) == N_PATCHES * len(pictures)
     tolerance = {"rtol": 0, "atol": 0} if attention == "ops" else {"rtol": 1e-3, "atol": 1e-3}
     np.testing.assert_allclose(found, expected, **tolerance)
 
 
-def test_tiles_of_a_picture_are_those_of_mtmd(tmp_path: Path) -> None:
-    """With tokens of text between them."""
+def test_tiles_of_a_picture_equal_mtmds(tmp_path: Path) -> None:
+    """With text tokens between them."""
     marks = dict.fromkeys(["<fake_token_around_image>", "<global-img>", "\n\n"], TokenType.CONTROL)
     models = (
         write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, marks=marks),
@@ -86,16 +86,16 @@ def test_tiles_of_a_picture_are_those_of_mtmd(tmp_path: Path) -> None:
         kinds = [is_of_picture(token) for token in tokens]
         assert (n, sum(kinds)) == (len(tokens), 5 * N_PATCHES // 4)
         assert sum(a != b for a, b in pairwise(kinds)) == 10
-        np.testing.assert_array_equal(logits_behind(llm, tokens), expected)
+        np.testing.assert_array_equal(logits_after(llm, tokens), expected)
 
 
-def test_sound_is_that_of_mtmd(models: tuple[Path, Path], tmp_path: Path) -> None:
+def test_sound_equals_mtmds(models: tuple[Path, Path], tmp_path: Path) -> None:
     hearing = models[0], write_tiny_projector(tmp_path / "ears.gguf", kind="ultravox")
     expected, n = logits_of_mtmd(hearing, "hear <__media__> here", [wav(1)])
     with tiny_seer(hearing, attention="ops", **ALL, **EXACT_ROWS) as llm:
         tokens = tokens_of(llm, "hear {} here", wav(1))
         assert (n, sum(map(is_of_picture, tokens))) == (len(tokens), N_SOUNDS)
-        np.testing.assert_array_equal(logits_behind(llm, tokens), expected)
+        np.testing.assert_array_equal(logits_after(llm, tokens), expected)
         assert tokens_of(llm, "hear {} here", wav(2)) != tokens
         a_day = bytearray(wav(1))
         a_day[24:28] = (1).to_bytes(4, "little")  # samples a second
@@ -104,38 +104,38 @@ def test_sound_is_that_of_mtmd(models: tuple[Path, Path], tmp_path: Path) -> Non
                 mark_of(llm, refused)
 
 
-def test_found_rows_of_pictures_make_up_the_full_cache(models: tuple[Path, Path]) -> None:
-    """As many found as there are: the logits are those of the full cache (invariant 10)."""
+def test_retrieving_all_rows_of_pictures_equals_the_full_cache(models: tuple[Path, Path]) -> None:
+    """Invariant 10."""
     prompt, pictures = "a {} b {} c {}" + TAIL, [png(number) for number in range(3)]
     exact = {**EXACT_ROWS, "attention": "portable", "recall_type": "f32"}
     with tiny_seer(models, evict=False, **{**ALL, **EXACT_ROWS}) as full:
         tokens = tokens_of(full, prompt, *pictures)
-        expected = logits_behind(full, tokens)
+        expected = logits_after(full, tokens)
     found = {}
     for recall in (0, len(tokens)):
         rows = {"hh": FEW["hh"] + recall, "recall": recall}
         with tiny_seer(models, **{**FEW, **exact, **rows}) as llm:
-            found[recall] = logits_behind(llm, tokens_of(llm, prompt, *pictures))
+            found[recall] = logits_after(llm, tokens_of(llm, prompt, *pictures))
             assert llm.kv.rows_evicted > 0
             assert llm.kv.used <= llm.kv.capacity
     np.testing.assert_allclose(found[len(tokens)], expected, rtol=2e-3, atol=2e-3)
     assert np.abs(found[0] - expected).max() > 0.05
 
 
-def test_pieces_of_a_picture_are_the_picture(models: tuple[Path, Path]) -> None:
+def test_a_picture_read_in_chunks_is_the_same(models: tuple[Path, Path]) -> None:
     logits = []
     for n_batch in (512, 5):
         with tiny_seer(models, n_batch=n_batch, attention="ops", **ALL, **EXACT_ROWS) as llm:
-            logits.append(logits_behind(llm, tokens_of(llm, "see {} here", png(1))))
+            logits.append(logits_after(llm, tokens_of(llm, "see {} here", png(1))))
     np.testing.assert_allclose(logits[1], logits[0], rtol=1e-4, atol=1e-4)
 
 
 # -------------------------------------------------------------------------------------------------
-# Which picture it is
+# Identity of pictures
 # -------------------------------------------------------------------------------------------------
 
 
-def test_a_prefix_ends_before_another_picture(seer: Llama) -> None:
+def test_a_prefix_ends_before_a_different_picture(seer: Llama) -> None:
     one, same, other = (tokens_of(seer, "see {} here", png(number)) for number in (1, 1, 2))
     assert same == one
     seer.eval(one)
@@ -145,20 +145,20 @@ def test_a_prefix_ends_before_another_picture(seer: Llama) -> None:
     assert seer.n_tokens == n_before
 
 
-def test_answers_about_a_picture_come_back_as_they_were_drawn(seer: Llama) -> None:
+def test_sampled_answers_about_a_picture_are_reused(seer: Llama) -> None:
     model = seer.text.model
     prompt = tokens_of(seer, "see {} here: ", png(1))
-    drawn = [seer.tokenize(letter, add_bos=False)[-1] for letter in (b"a", b"b", b"a", b"b")]
-    model.sampled_texts.record(prompt, drawn)
+    sampled = [seer.tokenize(letter, add_bos=False)[-1] for letter in (b"a", b"b", b"a", b"b")]
+    model.sampled_texts.record(prompt, sampled)
     again = tokens_of(seer, "see {} here: abab\nmore", png(1))
     other = tokens_of(seer, "see {} here: abab\nmore", png(2))
-    noted = [*prompt, *drawn]
-    assert again[: len(noted)] != noted
-    assert model.sampled_texts.as_sampled(model, again)[: len(noted)] == noted
+    recorded = [*prompt, *sampled]
+    assert again[: len(recorded)] != recorded
+    assert model.sampled_texts.as_sampled(model, again)[: len(recorded)] == recorded
     assert model.sampled_texts.as_sampled(model, other) == other
 
 
-def test_a_mark_of_no_picture_is_text(seer: Llama) -> None:
+def test_a_mark_without_a_picture_is_text(seer: Llama) -> None:
     mark = f"<picture:{'0' * 64}>".encode()
     assert not any(map(is_of_picture, seer.tokenize(mark)))
     assert seer.detokenize(seer.tokenize(mark)) == mark
@@ -169,7 +169,7 @@ def test_tokens_of_pictures_have_no_text(seer: Llama) -> None:
     assert seer.detokenize(tokens).split() == [b"see", b"here"]
 
 
-def test_a_saved_text_goes_on(models: tuple[Path, Path]) -> None:
+def test_a_saved_text_resumes(models: tuple[Path, Path]) -> None:
     with tiny_seer(models, **FEW) as one, tiny_seer(models, **FEW) as other:
         tokens = tokens_of(one, "see {} here" + TAIL, png(1))
         one.eval(tokens)
@@ -180,8 +180,8 @@ def test_a_saved_text_goes_on(models: tuple[Path, Path]) -> None:
         np.testing.assert_array_equal(one.text.logits, other.text.logits)
 
 
-def test_an_archive_tells_pictures_apart(models: tuple[Path, Path], tmp_path: Path) -> None:
-    """Pages that another picture was written into are not those that a state needs."""
+def test_an_archive_distinguishes_pictures(models: tuple[Path, Path], tmp_path: Path) -> None:
+    """A state does not accept pages overwritten by another picture."""
     settings = {**FEW, "recall": 8, "recall_archive": tmp_path / "archive"}
     with tiny_seer(models, **settings) as llm:
         one, other = (tokens_of(llm, "see {}" + 3 * TAIL, png(number)) for number in (1, 2))
@@ -200,7 +200,7 @@ def test_an_archive_tells_pictures_apart(models: tuple[Path, Path], tmp_path: Pa
 
 
 # -------------------------------------------------------------------------------------------------
-# What is kept of it
+# Cached embeddings
 # -------------------------------------------------------------------------------------------------
 
 
@@ -211,16 +211,16 @@ def test_a_picture_is_encoded_once(seer: Llama, monkeypatch: pytest.MonkeyPatch)
     seer.eval(tokens_of(seer, "see {} here", png(1)))
 
 
-def test_embeddings_that_had_to_go_are_made_again(
+def test_evicted_embeddings_are_computed_again(
     seer: Llama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = tokens_of(seer, "see {} here", png(1))
-    expected = logits_behind(seer, tokens)
-    n_bytes = 4 * 128 * N_PATCHES  # of a picture's embeddings
+    expected = logits_after(seer, tokens)
+    n_bytes = 4 * 128 * N_PATCHES  # size of a picture's embeddings
     monkeypatch.setattr(projector, "MAX_BYTES", n_bytes)
     mark_of(seer, png(2))
     assert len(seer.text.model.projector._found) == N_PATCHES
-    np.testing.assert_array_equal(logits_behind(seer, tokens), expected)
+    np.testing.assert_array_equal(logits_after(seer, tokens), expected)
     monkeypatch.setattr(projector, "MAX_BYTES", 1)
     mark_of(seer, png(3))
     seer.reset()
@@ -228,7 +228,7 @@ def test_embeddings_that_had_to_go_are_made_again(
         seer.eval(tokens)
 
 
-def test_two_embeddings_never_have_one_number(seer: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embeddings_have_unique_ids(seer: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projector, "_COUNT", 1)
     tokens = [token for token in tokens_of(seer, "{}", png(1)) if is_of_picture(token)]
     assert len(set(tokens)) == N_PATCHES
@@ -236,7 +236,7 @@ def test_two_embeddings_never_have_one_number(seer: Llama, monkeypatch: pytest.M
 
 
 # -------------------------------------------------------------------------------------------------
-# What is refused
+# Refused input
 # -------------------------------------------------------------------------------------------------
 
 
@@ -244,7 +244,7 @@ def test_two_embeddings_never_have_one_number(seer: Llama, monkeypatch: pytest.M
     ("data", "says"),
     [(b"", "cannot be read"), (b"no picture", "PNG"), (png(1)[:60], "cannot be read")],
 )
-def test_what_is_no_picture_is_refused(data: bytes, says: str, seer: Llama) -> None:
+def test_invalid_pictures_are_refused(data: bytes, says: str, seer: Llama) -> None:
     with pytest.raises(PictureError, match=says):
         mark_of(seer, data)
 
@@ -256,12 +256,12 @@ def test_a_picture_of_gigabytes_is_refused(seer: Llama) -> None:
         mark_of(seer, bytes(bomb))
 
 
-def test_sound_needs_a_projector_that_hears(seer: Llama) -> None:
+def test_sound_needs_an_audio_projector(seer: Llama) -> None:
     with pytest.raises(PictureError, match="give JPEG, PNG"):
         mark_of(seer, wav(1))
 
 
-def test_files_that_are_no_projector_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:
+def test_files_other_than_projectors_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:
     narrow = write_tiny_projector(tmp_path / "narrow.gguf", n_embd=64)
     cases = {
         tmp_path / "missing.gguf": "no model file",
@@ -273,16 +273,16 @@ def test_files_that_are_no_projector_are_refused(models: tuple[Path, Path], tmp_
             tiny_seer((models[0], path), **FEW)
 
 
-def test_a_damaged_projector_is_found_out(models: tuple[Path, Path], tmp_path: Path) -> None:
-    """By what it makes of a picture, which would be in the cache for ever."""
+def test_a_damaged_projector_is_detected(models: tuple[Path, Path], tmp_path: Path) -> None:
+    """By its embeddings, before they are cached."""
     damaged = write_tiny_projector(tmp_path / "damaged.gguf", bias=np.nan)
-    tiles = write_tiny_projector(tmp_path / "tiles.gguf", kind="idefics3")  # of another vocabulary
+    tiles = write_tiny_projector(tmp_path / "tiles.gguf", kind="idefics3")  # for another vocabulary
     for path in (damaged, tiles):
         with tiny_seer((models[0], path), **FEW) as llm, pytest.raises(PictureError, match="damag"):
             mark_of(llm, png(1))
 
 
-def test_a_file_that_cannot_be_read_is_nobody_s(
+def test_a_refused_file_does_not_affect_other_pictures(
     seer: Llama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(PictureError):
@@ -293,7 +293,7 @@ def test_a_file_that_cannot_be_read_is_nobody_s(
     seer.eval(tokens)
 
 
-def test_a_model_without_a_projector_says_so(models: tuple[Path, Path], seer: Llama) -> None:
+def test_pictures_without_a_projector_are_refused(models: tuple[Path, Path], seer: Llama) -> None:
     tokens = tokens_of(seer, "see {} here", png(1))
     with tiny_llama(models[0], **FEW) as llm, pytest.raises(StateError, match="--mmproj"):
         llm.eval(tokens)

@@ -1,4 +1,4 @@
-"""The models that are recommended: their figures, and the choice for a machine's memory."""
+"""Recommended models: their figures, and the choice for a machine's memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Shape:
-    """What the cache of a model depends on; `full_every` as in `KnownModel`."""
+    """Fields of a model that its cache size depends on; `full_every` as in `KnownModel`."""
 
     layers: int
     heads: int
@@ -48,8 +48,8 @@ class Shape:
 
 
 def write_gguf_of_shape(path: Path, shape: Shape) -> Path:
-    """Write the header of a Gemma 3 with or without windows, and a hole for its weights."""
-    n, size = 32, shape.head_size  # what the cache does not depend on
+    """Write the header of a Gemma 3 with or without windows, and a hole instead of weights."""
+    n, size = 32, shape.head_size  # fields without effect on the cache
     q, kv = shape.heads * size, shape.kv_heads * size
     writer = GGUFWriter(path, "gemma3")
     store(writer, block_count=shape.layers, context_length=131_072, vocab_size=n)
@@ -81,8 +81,7 @@ def write_gguf_of_shape(path: Path, shape: Shape) -> Path:
     return path
 
 
-def test_caches_are_those_of_the_shapes(tmp_path: Path) -> None:
-    """Sizes computed from layers are those that llama.cpp takes."""
+def test_computed_cache_sizes_equal_llama_cpps(tmp_path: Path) -> None:
     for model in KNOWN_MODELS:
         heads, windows = model.kv_heads, (model.window, model.full_every)
         shape = Shape(model.layers, heads, heads, model.head_size, *windows)
@@ -97,8 +96,8 @@ def test_caches_are_those_of_the_shapes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["llama", "neox", "sliding_window", "gpt_oss"])
-def test_a_shape_has_the_cache_of_the_model(tmp_path: Path, variant: str) -> None:
-    """Of every kind that is recommended."""
+def test_a_shape_has_the_cache_of_its_model(tmp_path: Path, variant: str) -> None:
+    """For every kind of recommended model."""
     real = write_tiny_gguf(tmp_path / "a.gguf", seed=1, n_layer=4, arch_variant=variant)
     window = 0 if variant in ("llama", "neox") else 64
     shape = Shape(4, heads=4, kv_heads=2, head_size=32, window=window, full_every=2)
@@ -108,7 +107,7 @@ def test_a_shape_has_the_cache_of_the_model(tmp_path: Path, variant: str) -> Non
     assert one.full is not None
 
 
-def test_the_list_is_sound() -> None:
+def test_the_list_is_consistent() -> None:
     sizes = [model.file_bytes for model in KNOWN_MODELS]
     assert sizes == sorted(sizes)
     for model in KNOWN_MODELS:
@@ -117,18 +116,18 @@ def test_the_list_is_sound() -> None:
     assert MARGIN == ARCHIVE_MIB * 2**20
 
 
-def test_compute_buffers_have_room_for_the_logits_of_the_largest_vocabulary() -> None:
-    """Gemma 3's, and as much for the rest as all buffers of Qwen 1.5B (docs/cuda.md)."""
+def test_compute_buffers_hold_the_logits_of_the_largest_vocabulary() -> None:
+    """Gemma 3's logits, plus as much as all buffers of Qwen 1.5B (docs/cuda.md)."""
     assert 262_208 * GPU_SLACK * 4 + 300 * 2**20 < MARGIN
 
 
-def test_codes_take_twenty_bytes_a_key_of_the_heads_that_search() -> None:
+def test_codes_take_twenty_bytes_per_key_and_searching_head() -> None:
     text = BY_TITLE["Llama 3.1 8B"].text(131_072, on_gpu=True)
     a_key = text.codes / (32 * 8 / 4 * (131_072 - 13_107))
-    assert 20 < a_key / 1.25 < 21  # with room to grow by a quarter
+    assert 20 < a_key / 1.25 < 21  # with a quarter in reserve
 
 
-def test_the_table_of_the_readme_is_what_is_computed() -> None:
+def test_the_table_of_the_readme_is_current() -> None:
     lines = (ROOT / "README.md").read_text("utf-8").splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("| k tokens"))
     cards = [int(cell.split()[0]) for cell in lines[head].split("|")[2:-1]]
@@ -143,7 +142,7 @@ def test_the_table_of_the_readme_is_what_is_computed() -> None:
             assert cell.strip() == (f"{full or '-'}→{ours}" if ours else "-"), (name, card)
 
 
-def test_the_quantisation_is_found_among_the_files_of_its_repository() -> None:
+def test_the_quantisation_is_a_file_of_the_repository() -> None:
     files = ["gpt-oss-20b-mxfp4.gguf", "eagle3-gpt-oss-20b-Q8_0.gguf"]
     models = models_of(HubFile(name, 1, "0") for name in files)
     quantisation = EXPERTS.name.partition(":")[2]
@@ -166,17 +165,17 @@ class FakeGpu:
         (1.99, (), 35, SMALLEST.name),
         (4.0, (), 35, "ggml-org/gemma-3-4b-it-GGUF"),
         (7.0, (), 35, "Qwen/Qwen3-8B-GGUF"),
-        (12.0, (), 35, "Qwen/Qwen3-8B-GGUF"),  # larger ones fit, and are slow
+        (12.0, (), 35, "Qwen/Qwen3-8B-GGUF"),  # larger models fit, but are slow
         (12.0, (), 100, "Qwen/Qwen3-14B-GGUF"),
-        (500.0, (), 35, "Qwen/Qwen3-30B-A3B-GGUF"),  # which reads 8 of its 128 experts
+        (500.0, (), 35, "Qwen/Qwen3-30B-A3B-GGUF"),  # reads 8 of its 128 experts
         (500.0, (), 10, SMALLEST.name),
         (500.0, (), 2, SMALLEST.name),  # none is fast enough
         (7.0, (12.0,), 1, "Qwen/Qwen3-14B-GGUF"),
         (7.0, (5.0, 6.0), 1, "bartowski/Mistral-Nemo-Instruct-2407-GGUF"),
-        (7.0, (1.0,), 35, "Qwen/Qwen3-8B-GGUF"),  # none fits there
+        (7.0, (1.0,), 35, "Qwen/Qwen3-8B-GGUF"),  # none fits
     ],
 )
-def test_the_choice_for_memory_and_speed(
+def test_the_choice_depends_on_memory_and_speed(
     monkeypatch: pytest.MonkeyPatch,
     main: float,
     gpus: Sequence[float],
@@ -201,14 +200,14 @@ def test_the_choice_for_memory_and_speed(
         assert (record["bytes_per_second"] is not None, None not in speeds) == (is_measured,) * 2
 
 
-def test_speed_is_what_the_memory_allows() -> None:
-    """Of a mixture of experts those parameters are read that compute a token."""
+def test_speed_is_limited_by_memory_bandwidth() -> None:
+    """A mixture of experts reads only the parameters that a token uses."""
     found = Recommendation(Memory(0), WINDOW, bandwidth=35e9)
     assert found.speed(SMALLEST) == pytest.approx(35e9 / (0.808e9 + 0.221e9), 0.01)
     assert found.speed(EXPERTS) == pytest.approx(35e9 / (12.11e9 * 3.6 / 20.9 + 0.172e9), 0.01)
 
 
-def test_a_card_that_this_machine_has_not() -> None:
+def test_a_card_of_another_machine_can_be_given() -> None:
     memory = Memory(16 * GIB, ("card",))
     found = recommend(memory, 131_072)
     assert found.memory == memory

@@ -1,4 +1,4 @@
-"""Prompts in the tokens that were sampled: their text is the same, whatever was recorded."""
+"""A prompt reuses the sampled tokens of recorded texts without changing its text."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def cut(llm: Llama, text: str) -> list[int]:
 
 @functools.cache
 def vocabulary(llm: Llama) -> list[bytes]:
-    """The bytes of each token."""
+    """Return the bytes of each token."""
     parts = PieceDetokenizer(llm._model.vocab, llm.token_bos(), starts_text=False)
     return [parts.piece(token) for token in range(llm.n_vocab())]
 
 
 @functools.cache
 def tokens_of_bytes(llm: Llama) -> dict[int, list[int]]:
-    """The tokens that are one byte each."""
+    """Return the tokens of one byte each."""
     tokens: dict[int, list[int]] = {}
     for token, piece in enumerate(vocabulary(llm)):
         if len(piece) == 1:
@@ -60,17 +60,17 @@ def tokens_of_bytes(llm: Llama) -> dict[int, list[int]]:
 
 
 def in_bytes(llm: Llama, tokens: Sequence[int]) -> list[int]:
-    """The bytes of a text, and special tokens, that have none, by their negative number."""
+    """Return the bytes of a text, with special tokens as negative numbers."""
     found: list[int] = []
     for token in tokens:
         found += vocabulary(llm)[token] or [-token]
     return found
 
 
-def cut_otherwise(
+def split_randomly(
     llm: Llama, tokens: Sequence[int], rng: np.random.Generator, share: float = 0.3
 ) -> list[int]:
-    """Such a share of the tokens in their bytes, or in a letter for each."""
+    """Replace this share of the tokens by their bytes or by a token per letter."""
     of_bytes = tokens_of_bytes(llm)
     sampled: list[int] = []
     for token in tokens:
@@ -83,7 +83,7 @@ def cut_otherwise(
 
 
 def random_text(llm: Llama, rng: np.random.Generator, n: int) -> str:
-    """Of few parts, so that many begin likewise."""
+    """Return a text of few distinct parts, so that many texts share a prefix."""
     parts = [
         "aba",
         "bab",
@@ -102,19 +102,19 @@ def random_text(llm: Llama, rng: np.random.Generator, n: int) -> str:
 
 
 # -------------------------------------------------------------------------------------------------
-# The text
+# Text
 # -------------------------------------------------------------------------------------------------
 
 
-def test_the_text_of_a_prompt_is_the_same_in_other_tokens(llm: Llama, cases: Cases) -> None:
-    """Invariant 12, whatever texts were recorded, and wherever the prompt leaves them."""
+def test_reused_tokens_keep_the_text_of_a_prompt(llm: Llama, cases: Cases) -> None:
+    """Invariant 12, for any recorded texts and any point where the prompt leaves them."""
     n_others = 0
     for _, rng in cases(range(60)):
         sampled = SampledTexts(most_tokens=600)
         begin = random_text(llm, rng, 4)
         for _ in range(12):
             text = begin + random_text(llm, rng, int(rng.integers(1, 30)))
-            recorded = cut_otherwise(llm, cut(llm, text), rng)
+            recorded = split_randomly(llm, cut(llm, text), rng)
             n_prompt = int(rng.integers(0, len(recorded)))
             sampled.record(recorded[:n_prompt], recorded[n_prompt:])
             prompt = text[: int(rng.integers(1, len(text) + 1))]
@@ -126,12 +126,12 @@ def test_the_text_of_a_prompt_is_the_same_in_other_tokens(llm: Llama, cases: Cas
     assert n_others > 100
 
 
-def test_a_turn_that_comes_back_is_in_its_tokens(llm: Llama, cases: Cases) -> None:
-    """Where it ended with a special token, white space, or the prompt itself."""
+def test_a_repeated_turn_uses_its_sampled_tokens(llm: Llama, cases: Cases) -> None:
+    """If it ends with a special token, white space, or the prompt itself."""
     special = "<|endoftext|>" if llm.token_bos() == llm.token_eos() else USER_DEFINED[0]
     for end, rng in cases([special, "\n", " \n", ""] * 8):
         text = f"{special}{words(rng, 3)}{special}aababbab baba"
-        sampled = cut_otherwise(llm, cut(llm, text), rng)
+        sampled = split_randomly(llm, cut(llm, text), rng)
         texts = SampledTexts()
         texts.record([], [*sampled, *cut(llm, "ab")[-1:]])
         tokens = cut(llm, text + end + (end and words(rng, 3)))
@@ -142,8 +142,10 @@ def test_a_turn_that_comes_back_is_in_its_tokens(llm: Llama, cases: Cases) -> No
         )
 
 
-def test_a_text_that_goes_on_otherwise_gets_nothing(llm: Llama, rng: np.random.Generator) -> None:
-    """Of what another one has sampled in the midst of a turn, not even what both begin with."""
+def test_a_text_that_differs_within_a_turn_reuses_nothing(
+    llm: Llama, rng: np.random.Generator
+) -> None:
+    """Not even the prefix that both share."""
     sampled = SampledTexts()
     sampled.record(cut(llm, "baba"), [cut(llm, letter)[-1] for letter in "ababab"])
     for text in ("babaabc", "babaababac", "bab", "x", "babaababababa"):
@@ -151,7 +153,7 @@ def test_a_text_that_goes_on_otherwise_gets_nothing(llm: Llama, rng: np.random.G
         assert sampled.as_sampled(llm.text.model, tokens) == tokens
 
 
-def test_a_special_token_is_not_the_text_that_looks_like_it(llm: Llama) -> None:
+def test_a_special_token_differs_from_text_that_looks_like_it(llm: Llama) -> None:
     mark = "<|endoftext|>" if llm.token_bos() == llm.token_eos() else "</s>"
     spelled = list(llm.tokenize(f"ab{mark}\n".encode(), special=False))
     sampled = SampledTexts()
@@ -163,8 +165,8 @@ def test_a_special_token_is_not_the_text_that_looks_like_it(llm: Llama) -> None:
     assert sampled.as_sampled(llm.text.model, looks_alike) == looks_alike
 
 
-def test_a_special_token_is_not_any_bytes(llm: Llama) -> None:
-    """Not even those that no text has."""
+def test_a_special_token_matches_no_bytes(llm: Llama) -> None:
+    """Not even bytes that occur in no text."""
     special = llm.token_bos()
     looks_alike = [tokens_of_bytes(llm)[byte][0] for byte in b"\xff" + special.to_bytes(4, "big")]
     newline = cut(llm, "a\n")[-1]
@@ -175,17 +177,17 @@ def test_a_special_token_is_not_any_bytes(llm: Llama) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# Which text, and how many
+# Which text is used, and how many are recorded
 # -------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_of_equal_texts_counts(llm: Llama, cases: Cases) -> None:
-    """Though an older one went on as the prompt does; and though its tokens are the tokenizer's."""
+def test_the_newest_of_equal_texts_is_used(llm: Llama, cases: Cases) -> None:
+    """Even if an older one continues like the prompt or has the tokenizer's tokens."""
     prompt, answer, question = cut(llm, "abba\n"), "abbaabbababb", "\n x\n"
     tokens = cut(llm, "abba\n" + answer)
     asked = cut(llm, "abba\n" + answer + question)
     for _, rng in cases(range(10)):
-        answers = [cut_otherwise(llm, tokens[len(prompt) :], rng) for _ in range(3)]
+        answers = [split_randomly(llm, tokens[len(prompt) :], rng) for _ in range(3)]
         sampled = SampledTexts()
         for each in (*answers, tokens[len(prompt) :], answers[0]):
             sampled.record(prompt, each)
@@ -194,22 +196,22 @@ def test_the_newest_of_equal_texts_counts(llm: Llama, cases: Cases) -> None:
             sampled.record(recorded + asked[len(tokens) :], cut(llm, "a")[-1:])
 
 
-def test_the_longest_text_counts(llm: Llama, rng: np.random.Generator) -> None:
-    """However new another one is that the prompt leaves earlier."""
+def test_the_longest_matching_text_is_used(llm: Llama, rng: np.random.Generator) -> None:
+    """Even if a text that matches less is newer."""
     tokens = cut(llm, "abbaabba\nbababb\nabbabba")
     sampled = SampledTexts()
-    longest = cut_otherwise(llm, tokens, rng, 1.0)
+    longest = split_randomly(llm, tokens, rng, 1.0)
     sampled.record([], longest)
-    sampled.record([], cut_otherwise(llm, cut(llm, "abbaabba\nx"), rng, 1.0))
+    sampled.record([], split_randomly(llm, cut(llm, "abbaabba\nx"), rng, 1.0))
     assert sampled.as_sampled(llm.text.model, tokens) == longest
 
 
-def test_what_nobody_drew_is_left_to_the_tokenizer(llm: Llama, cases: Cases) -> None:
-    """Even where it was recorded in other tokens."""
+def test_tokens_that_were_not_sampled_come_from_the_tokenizer(llm: Llama, cases: Cases) -> None:
+    """Even if they were recorded as other tokens."""
     tokens = cut(llm, "abbaabba\nbababb\n")
     n_others = 0
     for _, rng in cases(range(10)):
-        prompt = cut_otherwise(llm, tokens, rng)
+        prompt = split_randomly(llm, tokens, rng)
         sampled = SampledTexts()
         sampled.record(prompt, cut(llm, "x")[-1:])
         assert sampled.as_sampled(llm.text.model, tokens) == tokens
@@ -217,11 +219,11 @@ def test_what_nobody_drew_is_left_to_the_tokenizer(llm: Llama, cases: Cases) -> 
     assert n_others > 0
 
 
-def test_what_is_noted_has_an_end(llm: Llama, rng: np.random.Generator) -> None:
-    """Texts that were used lately stay."""
+def test_the_number_of_recorded_texts_is_limited(llm: Llama, rng: np.random.Generator) -> None:
+    """Recently used texts stay."""
     sampled = SampledTexts(most_tokens=200)
     texts = [f"{chr(97 + i)} text " + "ab" * 4 + "\n" for i in range(26)]
-    spelled = [cut_otherwise(llm, cut(llm, text), rng, 1.0) for text in texts]
+    spelled = [split_randomly(llm, cut(llm, text), rng, 1.0) for text in texts]
     for tokens in spelled:
         sampled.record([], tokens)
         assert sampled._count() <= 200
@@ -232,7 +234,7 @@ def test_what_is_noted_has_an_end(llm: Llama, rng: np.random.Generator) -> None:
     assert sampled.as_sampled(llm.text.model, cut(llm, texts[0])) == spelled[0]
 
 
-def test_no_more_texts_are_noted_than_a_prompt_can_be_compared_with(llm: Llama) -> None:
+def test_no_more_texts_are_recorded_than_a_prompt_is_compared_with(llm: Llama) -> None:
     sampled = SampledTexts(most_texts=3)
     for first in range(100, 110):
         sampled.record([first], [1, 2])
@@ -240,11 +242,11 @@ def test_no_more_texts_are_noted_than_a_prompt_can_be_compared_with(llm: Llama) 
 
 
 # -------------------------------------------------------------------------------------------------
-# For which prompts
+# Which prompts
 # -------------------------------------------------------------------------------------------------
 
 
-def test_tokens_that_somebody_made_are_no_text(llm: Llama) -> None:
+def test_only_unchanged_tokens_of_a_text_are_text(llm: Llama) -> None:
     tokens = llm.tokenize(b"abc")
     assert isinstance(tokens, TextTokens)
     assert is_text("abc", None)
@@ -254,12 +256,12 @@ def test_tokens_that_somebody_made_are_no_text(llm: Llama) -> None:
     assert not is_text("abc", "def")
 
 
-def test_other_tokenizers_are_left_alone(
+def test_other_tokenizers_are_not_used(
     llm: Llama, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their tokens have no text of their own."""
+    """Their tokens have no separate text."""
     sampled = SampledTexts()
-    sampled.record([], cut_otherwise(llm, cut(llm, "abab\n"), rng, 1.0))
+    sampled.record([], split_randomly(llm, cut(llm, "abab\n"), rng, 1.0))
     tokens = cut(llm, "abab\n")
     other = LlamaHFTokenizer(SpacingTokenizer([b" a"]))
     monkeypatch.setattr(llm.text.model, "tokenizer", other)
@@ -267,12 +269,12 @@ def test_other_tokenizers_are_left_alone(
 
 
 # -------------------------------------------------------------------------------------------------
-# Answers that a template renders otherwise
+# Answers that a template renders differently
 # -------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_is_known_by_what_a_template_makes_of_it(tmp_path: Path) -> None:
-    """As it was sampled it is known, too; and so are answers before it, when the text goes on."""
+def test_an_answer_is_recognised_as_rendered_by_the_template(tmp_path: Path) -> None:
+    """Also as it was sampled; the answers before it are recognised when the text continues."""
     before, behind = "<|im_start|>user\naba<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>\nb"
     with tiny_llama(write_chat_gguf(tmp_path / "tiny.gguf", CHATML), n_ctx=64) as llm:
         model, sampled, text = llm.text.model, SampledTexts(), list[int]()
@@ -287,7 +289,7 @@ def test_an_answer_is_known_by_what_a_template_makes_of_it(tmp_path: Path) -> No
             assert own[: len(prompt) + len(answer)] == [*prompt, *answer]
             rendered += f"a{number}"
             there = cut(llm, rendered + behind)
-            sampled.record_rendered(model, recorded, there, b"thought")  # which it has not
+            sampled.record_rendered(model, recorded, there, b"thought")  # the answer has none
             assert sampled.as_sampled(model, there)[: len(prompt) + len(answer)] != [
                 *prompt,
                 *answer,

@@ -1,4 +1,4 @@
-"""Pictures with rows and columns (M-RoPE): what mtmd computes of them, in a cache of fixed size."""
+"""Pictures with rows and columns (M-RoPE): results equal mtmd's, in a cache of fixed size."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def models(arch: str, tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 def tokens_of(llm: Llama, prompt: str, *pictures: bytes) -> list[int]:
-    """Of a prompt with {} for each picture."""
+    """Return the tokens of a prompt with {} for each picture."""
     marks = [mark_of(llm, picture) for picture in pictures]
     return llm.tokenize(prompt.format(*marks).encode(), special=True)
 
 
-def logits_behind(llm: Llama, tokens: list[int]) -> np.ndarray:
+def logits_after(llm: Llama, tokens: list[int]) -> np.ndarray:
     llm.reset()
     llm.eval(tokens)
     return llm.text.logits[-1].copy()
@@ -59,7 +59,7 @@ def first_of_picture(tokens: list[int]) -> int:
 
 
 # -------------------------------------------------------------------------------------------------
-# Where they are
+# Positions
 # -------------------------------------------------------------------------------------------------
 
 
@@ -68,7 +68,7 @@ def first_of_picture(tokens: list[int]) -> int:
     ("prompt", "pictures"),
     [("look: {} here", [WIDE]), ("{} and {} at once", [TALL, FLAT]), ("a {}{} b", [WIDE, TALL])],
 )
-def test_logits_are_those_of_mtmd(
+def test_logits_equal_mtmds(
     prompt: str, pictures: list[bytes], attention: str | None, models: Models
 ) -> None:
     """Also in a full cache."""
@@ -76,7 +76,7 @@ def test_logits_are_those_of_mtmd(
     settings = {**ALL, "attention": attention} if attention else {"n_ctx": WINDOW, "evict": False}
     with tiny_seer(models, **settings, **EXACT_ROWS) as llm:
         tokens = tokens_of(llm, prompt, *pictures)
-        found = logits_behind(llm, tokens)
+        found = logits_after(llm, tokens)
     spared = {WIDE: N_WIDE - 12, TALL: N_TALL - 7, FLAT: 0}
     assert n == len(tokens) - sum(spared[picture] for picture in pictures)
     tolerance = CLOSE if attention == "auto" else {"rtol": 0, "atol": 0}
@@ -84,20 +84,20 @@ def test_logits_are_those_of_mtmd(
 
 
 @pytest.mark.parametrize("n_batch", [7, 1])
-def test_pieces_of_a_picture_are_the_picture(n_batch: int, models: Models) -> None:
+def test_a_picture_read_in_chunks_is_the_same(n_batch: int, models: Models) -> None:
     expected, _ = logits_of_mtmd(models, "see <__media__> here", [WIDE])
     with tiny_seer(models, n_batch=n_batch, attention="ops", **ALL, **EXACT_ROWS) as llm:
-        found = logits_behind(llm, tokens_of(llm, "see {} here", WIDE))
+        found = logits_after(llm, tokens_of(llm, "see {} here", WIDE))
     np.testing.assert_allclose(found, expected, **CLOSE)
 
 
 @pytest.mark.parametrize("evict", [True, False])
-def test_a_text_is_shortened_to_before_a_picture_and_within_it(evict: bool, models: Models) -> None:
+def test_a_text_is_truncated_before_and_within_a_picture(evict: bool, models: Models) -> None:
     with tiny_seer(models, evict=evict, attention="ops", **ALL, **EXACT_ROWS) as llm:
         one = tokens_of(llm, "see {} here and {} there", WIDE, FLAT)
         other = tokens_of(llm, "see {} here", TALL)
         begin = first_of_picture(one)
-        expected = [logits_behind(llm, tokens) for tokens in (one, other)]
+        expected = [logits_after(llm, tokens) for tokens in (one, other)]
         for n_kept, tokens, logits in (
             (begin, other, expected[1]),
             (begin, one, expected[0]),
@@ -109,8 +109,8 @@ def test_a_text_is_shortened_to_before_a_picture_and_within_it(evict: bool, mode
             np.testing.assert_allclose(llm.text.logits[-1], logits, **CLOSE)
 
 
-def test_what_follows_a_part_of_a_picture_is_behind_it(models: Models) -> None:
-    """The first row of a picture is one of its own: text goes on behind its columns."""
+def test_text_after_a_part_of_a_picture_has_the_next_position(models: Models) -> None:
+    """The first row of a picture has its own position; text continues after its columns."""
     with tiny_seer(models, attention="ops", **ALL, **EXACT_ROWS) as llm:
         tokens = tokens_of(llm, "see {}", WIDE)
         begin, text = first_of_picture(tokens), tokens_of(llm, "the hare runs")
@@ -124,7 +124,7 @@ def test_what_follows_a_part_of_a_picture_is_behind_it(models: Models) -> None:
         np.testing.assert_allclose(llm.text.logits[-1], cut, **CLOSE)
 
 
-def test_sound_is_that_of_mtmd(arch: str, models: Models, tmp_path: Path) -> None:
+def test_sound_equals_mtmds(arch: str, models: Models, tmp_path: Path) -> None:
     n_embd = {"qwen2vl": 128, "qwen3vl": 256}[arch]
     ears = write_tiny_projector(tmp_path / "ears.gguf", kind="ultravox", n_embd=n_embd)
     hearing = models[0], ears
@@ -132,11 +132,11 @@ def test_sound_is_that_of_mtmd(arch: str, models: Models, tmp_path: Path) -> Non
     with tiny_seer(hearing, attention="ops", **ALL, **EXACT_ROWS) as llm:
         tokens = tokens_of(llm, "hear {} here", wav(1))
         assert n == len(tokens)
-        np.testing.assert_array_equal(logits_behind(llm, tokens), expected)
+        np.testing.assert_array_equal(logits_after(llm, tokens), expected)
 
 
-def test_pictures_of_two_shapes_are_told_apart(models: Models) -> None:
-    """Also where all that they show is one colour."""
+def test_pictures_of_two_shapes_are_distinguished(models: Models) -> None:
+    """Even if both are of one colour."""
     with tiny_seer(models, **FEW) as llm:
         wide, tall = (tokens_of(llm, "{}", png(1, *size)) for size in ((64, 32), (32, 64)))
         assert len(wide) == len(tall)
@@ -148,11 +148,11 @@ def test_pictures_of_two_shapes_are_told_apart(models: Models) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# What stays
+# Eviction
 # -------------------------------------------------------------------------------------------------
 
 
-def test_dropped_rows_are_rows_that_nobody_sees(models: Models) -> None:
+def test_dropping_rows_equals_masking_them(models: Models) -> None:
     """Invariant 5."""
     prompt, pictures = "a {} b {} c" + TAIL, [WIDE, TALL]
     with (
@@ -177,7 +177,7 @@ def test_dropped_rows_are_rows_that_nobody_sees(models: Models) -> None:
 
 
 def low_level(llm: Llama, tokens: list[int], start: int) -> np.ndarray:
-    """Decode tokens at positions of one's own; the last one's logits."""
+    """Decode tokens at given positions and return the last one's logits."""
     import llama_cpp
 
     batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
@@ -192,15 +192,17 @@ def low_level(llm: Llama, tokens: list[int], start: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("attention", ["portable", "ops"])
-def test_found_rows_of_pictures_make_up_the_full_cache(attention: str, models: Models) -> None:
-    """As many found as there are: the logits are those of the full cache (invariant 10)."""
+def test_retrieving_all_rows_of_pictures_equals_the_full_cache(
+    attention: str, models: Models
+) -> None:
+    """Invariant 10."""
     prompt, pictures = "a {} b {} c {}" + TAIL, [WIDE, TALL, FLAT]
     expected, _ = logits_of_mtmd(models, prompt.replace("{}", "<__media__>"), pictures)
     exact = {**EXACT_ROWS, "attention": attention, "recall_type": "f32"}
     for recall in (0, 500):
         rows = {"hh": FEW["hh"] + recall, "recall": recall}
         with tiny_seer(models, **{**FEW, **exact, **rows}) as llm:
-            found = logits_behind(llm, tokens_of(llm, prompt, *pictures))
+            found = logits_after(llm, tokens_of(llm, prompt, *pictures))
             assert llm.kv.rows_evicted > 0
         if recall:
             np.testing.assert_allclose(found, expected, **CLOSE)
@@ -208,8 +210,8 @@ def test_found_rows_of_pictures_make_up_the_full_cache(attention: str, models: M
             assert np.abs(found - expected).max() > 0.05
 
 
-def test_rows_of_pictures_come_back_as_they_were(models: Models) -> None:
-    """Where all others are found, the logits are those of the full cache."""
+def test_restored_rows_of_pictures_are_unchanged(models: Models) -> None:
+    """If all other rows are retrieved, logits equal the full cache."""
     prompt, pictures = "a {} b {} c {}" + TAIL + "{}", [WIDE, TALL, FLAT, FLAT]
     expected, _ = logits_of_mtmd(models, prompt.replace("{}", "<__media__>"), pictures)
     settings = {**FEW, **EXACT_ROWS, "hh": 600, "recall": 500, "recall_type": "f32"}
@@ -225,8 +227,8 @@ def test_rows_of_pictures_come_back_as_they_were(models: Models) -> None:
         np.testing.assert_allclose(llm.text.logits[-1], expected, **CLOSE)
 
 
-def test_pictures_are_forgotten_with_whole_pages(models: Models, tmp_path: Path) -> None:
-    """An archive in memory gives their rows back, one in a file does not: nothing else differs."""
+def test_dropped_pages_release_pictures(models: Models, tmp_path: Path) -> None:
+    """An archive in memory frees their rows, one in a file does not; nothing else differs."""
     settings = {**FEW, "hh": 40, "recall": 16}
     archive = tmp_path / "archive"
     with (
@@ -247,7 +249,7 @@ def test_pictures_are_forgotten_with_whole_pages(models: Models, tmp_path: Path)
 
 
 @pytest.mark.parametrize("recall", [0, 16, None])
-def test_a_saved_text_goes_on(recall: int | None, models: Models) -> None:
+def test_a_saved_text_resumes(recall: int | None, models: Models) -> None:
     """Also in a full cache."""
     settings: dict[str, Any] = {"n_ctx": WINDOW, "evict": False}
     if recall is not None:
@@ -265,14 +267,14 @@ def test_a_saved_text_goes_on(recall: int | None, models: Models) -> None:
             np.testing.assert_array_equal(one.text.logits, other.text.logits)
 
 
-def test_an_exact_prefill_has_pictures(models: Models) -> None:
-    """The larger cache knows where they are, and so does the one that comes after it."""
+def test_an_exact_prefill_keeps_positions_of_pictures(models: Models) -> None:
+    """In the larger cache and in the cache after it."""
     prompt, pictures = "a {} b {} c" + TAIL, [WIDE, TALL]
     expected, _ = logits_of_mtmd(models, prompt.replace("{}", "<__media__>"), pictures)
     settings = {**FEW, **EXACT_ROWS, "prefill": "exact"}
     with tiny_seer(models, **settings) as one, tiny_seer(models, **settings) as other:
         tokens = tokens_of(one, prompt, *pictures)
-        np.testing.assert_allclose(logits_behind(one, tokens), expected, **CLOSE)
+        np.testing.assert_allclose(logits_after(one, tokens), expected, **CLOSE)
         other.load_kv_state(one.kv_state(), tokens)
         for llm in (one, other):
             llm.eval([7])
@@ -284,7 +286,7 @@ def test_each_text_has_its_own_pictures(evict: bool, models: Models) -> None:
     prompts = [("a {} b" + TAIL, WIDE), ("{} c" + TAIL, TALL)]
     with tiny_seer(models, attention="ops", **ALL, **EXACT_ROWS) as llm:
         texts = [tokens_of(llm, prompt, picture) for prompt, picture in prompts]
-        expected = [logits_behind(llm, tokens) for tokens in texts]
+        expected = [logits_after(llm, tokens) for tokens in texts]
     settings = EvictionSettings(hh=512, recent=512, policy="h2o", recall=0, attention="ops")
     parameters = Parameters(**ONE_THREAD, **EXACT_ROWS)
     path, projector = map(str, models)
@@ -311,16 +313,16 @@ def test_each_text_has_its_own_pictures(evict: bool, models: Models) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# Beyond the trained positions
+# Beyond the trained context
 # -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "q8_0"])
 @pytest.mark.parametrize("recall", [0, 512])
-def test_a_rebase_keeps_pictures_as_they_are(
+def test_a_rebase_keeps_pictures_unchanged(
     kv_type: str, recall: int, arch: str, tmp_path: Path
 ) -> None:
-    """Attention knows distances only, so rows that are turned back together see no difference."""
+    """Attention depends on distances only, so moving all rows together changes nothing."""
     logits = []
     for n_pos in (256, 4096):
         each = write_shaped(tmp_path, arch, n_ctx_train=n_pos)
@@ -338,8 +340,8 @@ def test_a_rebase_keeps_pictures_as_they_are(
     np.testing.assert_allclose(*logits, rtol=0, atol=atol)
 
 
-def test_a_text_of_many_pictures_goes_on(arch: str, tmp_path: Path) -> None:
-    """Its rows are packed in the order of the text; a state is refused that has others."""
+def test_a_text_of_many_pictures_continues(arch: str, tmp_path: Path) -> None:
+    """Its rows are packed in text order; a state with other rows is refused."""
     models = write_shaped(tmp_path, arch, n_ctx_train=128)
     settings = {**FEW, "recall": 16, "hh": FEW["hh"] + 16}
     with tiny_seer(models, **settings) as one, tiny_seer(models, **settings) as other:

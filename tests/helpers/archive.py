@@ -1,4 +1,4 @@
-"""The native archive beside a plain model of it."""
+"""The native archive next to a simple model of it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ByteArray = npt.NDArray[np.uint8]
 N_PAGE = 128
 PADDING = 4096
 
-# KV heads and the elements of their rows of K and of V, layer by layer
+# KV heads and the row sizes of K and V for each layer
 LAYERS = ((2, 64, 32), (1, 32, 96))
 SMALL = ((1, 32, 32),)
 
-# bytes of a file's header, and those of a page's that have a meaning
+# bytes of a file's header, and of the used fields of a page's header
 HEADER, PAGE_HEADER = PADDING, 560
 
 # in the order of archive_numbers()
@@ -43,12 +43,12 @@ NUMBERS = (
 
 
 class ArchiveError(Exception):
-    """What the archive has thrown."""
+    """An exception of the archive."""
 
 
 @functools.cache
 def compile_archive() -> ctypes.CDLL:
-    """The archive alone, without llama.cpp."""
+    """Compile the archive alone, without llama.cpp."""
     parts = ROOT / "tests" / "native" / "parts"
     (ggml,) = Path(LIBRARY_FOLDER).glob("libggml-base.*")
     native = compile_library(
@@ -66,13 +66,13 @@ def compile_archive() -> ctypes.CDLL:
 
 
 def rounded(rows: FloatArray, kind: str) -> FloatArray:
-    """Rows as a type has them."""
+    """Return rows as a type stores them."""
     return dequantize(quantize(rows, TYPES[kind]), TYPES[kind]).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Token:
-    """All that an archive holds of a token; the rows of all heads, layer by layer."""
+    """A token's data in the archive: the rows of all heads for each layer."""
 
     id: int
     k: FloatArray
@@ -80,7 +80,7 @@ class Token:
 
 
 def elements(layers: Sequence[Any], part: int) -> int:
-    """Of all heads of all layers, in K (1) or V (2)."""
+    """Count the elements of all heads of all layers in K (1) or V (2)."""
     return sum(shape[0] * shape[part] for shape in layers)
 
 
@@ -90,7 +90,7 @@ def random_token(rng: np.random.Generator, layers: Sequence[Any] = LAYERS) -> To
 
 
 class Archive:
-    """A native archive. Where something is thrown an `ArchiveError` is raised."""
+    """A native archive; exceptions are raised as `ArchiveError`."""
 
     made: int | None = None
 
@@ -131,10 +131,10 @@ class Archive:
         return range(self.numbers["first"], self.numbers["next"])
 
     def share(self, most: int = 1000) -> npt.NDArray[np.int32]:
-        """Have pages in shared memory; how much of it is made, in this thread and in others."""
+        """Share pages with other archives. Return the bytes made in this thread and in others."""
         n_made = np.zeros(2, dtype=np.int32)
         self.native.archive_share(ctypes.c_void_p(self.made), most, pointer(n_made))
-        self.n_made = n_made  # lives as long
+        self.n_made = n_made  # keeps the memory alive as long
         return n_made
 
     @property
@@ -150,7 +150,7 @@ class Archive:
     def open_file(
         self, path: Path, text: bytes = b"one of the texts", *, moves: bool = False
     ) -> None:
-        """Whose text goes on; what is held `moves` there otherwise."""
+        """Continue the file's text; the held tokens are written there if it `moves`."""
         self.call("open_file", str(path).encode(), text, moves)
 
     def close_file(self) -> None:
@@ -165,12 +165,12 @@ class Archive:
         return error.decode()
 
     def release(self) -> None:
-        """All pages."""
+        """Release all pages."""
         for page in range(self.numbers["page_begin"], self.numbers["page_end"]):
             self.call("release", page)
 
     def drop_damaged(self) -> int:
-        """Returns how many tokens are not held any more."""
+        """Return how many tokens were dropped."""
         n_dropped = ctypes.c_int32()
         pages = (self.numbers["page_begin"], self.numbers["page_end"])
         self.call("drop_damaged", *pages, ctypes.byref(n_dropped))
@@ -183,7 +183,7 @@ class Archive:
         return state.raw
 
     def read_state(self, state: bytes) -> int:
-        """Returns how many tokens are missing."""
+        """Return how many tokens are missing."""
         n_missing = ctypes.c_int32()
         self.call("read_state", state, ctypes.c_uint64(len(state)), ctypes.byref(n_missing))
         return n_missing.value
@@ -210,7 +210,7 @@ class Archive:
         return Token(token.value, k, v)
 
     def page(self, page: int, layer: int, head: int) -> tuple[ByteArray, ByteArray]:
-        """The bytes of its rows, [N_PAGE, bytes of a row], of K and of V."""
+        """Return the bytes of a page's rows, [N_PAGE, bytes of a row], of K and of V."""
         _, n_k, n_v = self.layers[layer]
         k, v = (
             quantize(np.zeros((N_PAGE, n), np.float32), TYPES[self.kind]).view(np.uint8)
@@ -220,14 +220,14 @@ class Archive:
         return k, v
 
     def page_bytes(self) -> int:
-        """Of a page: a header and its rows, with their padding."""
+        """Return the size of a page: a header and its rows with padding."""
         rows = (np.zeros(elements(self.layers, part), np.float32) for part in (1, 2))
         size = sum(quantize(row, TYPES[self.kind]).nbytes for row in rows) * N_PAGE
         return PADDING + -(-size // PADDING) * PADDING
 
 
 def append(archive: Archive, tokens: dict[int, Token], rng: np.random.Generator, n: int) -> None:
-    """Random tokens to both; those that the archive drops go from the other one, too."""
+    """Append random tokens to both; remove from `tokens` what the archive drops."""
     p = archive.held.stop
     new = [random_token(rng, archive.layers) for _ in range(n)]
     archive.extend(new)
@@ -237,7 +237,7 @@ def append(archive: Archive, tokens: dict[int, Token], rng: np.random.Generator,
 
 
 def assert_holds(archive: Archive, tokens: dict[int, Token]) -> None:
-    """Exactly these tokens, rounded to the type of the archive."""
+    """Check for exactly these tokens, rounded to the archive's type."""
     assert [*archive.held] == sorted(tokens)
     if not tokens:
         return
@@ -258,7 +258,7 @@ def opened(path: Path, max_pages: int = 0) -> Archive:
 
 
 def written(path: Path, rng: np.random.Generator, n: int) -> dict[int, Token]:
-    """A file after so many tokens, and those that are in it."""
+    """Write an archive of `n` tokens to a file. Return the path and the tokens in the file."""
     archive, tokens = opened(path), dict[int, Token]()
     append(archive, tokens, rng, n)
     archive.close()

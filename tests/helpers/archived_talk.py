@@ -1,4 +1,4 @@
-"""Conversations whose archive has something in it, and what tells two of them apart."""
+"""Conversations with an archive, and what distinguishes two of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def opened(path: Path, **settings: Any) -> Llama:
 
 
 def go_on(conversation: Conversation, word: str = "why", *, again: bool = False) -> list[Any]:
-    """Text and all that decides how it goes on; `again` has all of it read again."""
+    """Return the text and the state of its continuation; `again` reads all of it again."""
     llm = conversation.llm
     text = said(conversation.say(f"{word} " * 40, max_tokens=150))
     kv = llm.kv
@@ -37,11 +37,11 @@ def assert_equal(mine: list[Any], other: list[Any]) -> None:
 
 
 def talk(path: Path, n_turns: int = 3) -> Conversation:
-    """One that has archived something."""
+    """Return a conversation that has archived rows."""
     conversation = Conversation(opened(path))
     for i in range(n_turns):
         go_on(conversation, f"turn {i}")
-    assert conversation.llm.kv.archived > 128  # a whole page at least, which a file has
+    assert conversation.llm.kv.archived > 128  # at least a whole page, which is written to a file
     return conversation
 
 

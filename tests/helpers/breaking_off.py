@@ -1,14 +1,14 @@
-"""What breaks batches off in tests."""
+"""Abort callbacks for tests."""
 
 from __future__ import annotations
 
 
 class StopError(Exception):
-    """What a test breaks off with."""
+    """The exception that a test aborts with."""
 
 
 class Countdown:
-    """Breaks off when it is asked for the nth time."""
+    """Aborts at the nth call."""
 
     def __init__(self, n_asked: int) -> None:
         self.n_left = n_asked

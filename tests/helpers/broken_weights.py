@@ -1,4 +1,4 @@
-"""A tiny model whose weights make its attention infinite: damage that no header shows."""
+"""A tiny model with infinite attention: damage that no header shows."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gguf import GGUFReader
 
 from tiny_gguf import write_tiny_gguf
 
-# A policy that measures attention when rows are chosen.
+# A policy that measures attention when rows are selected.
 POLICY = "snap"
 
 
 def infinite_model(path: Path, **settings: Any) -> Path:
-    """A model of which one key is infinite for every token."""
+    """Write a model with one key that is infinite for every token."""
     return _with_infinity(path, "blk.1.attn_k.weight", 0, **settings)
 
 
 def model_with_infinite_token(path: Path, token: int, **settings: Any) -> Path:
-    """A model that is sound, but for one token."""
+    """Write a model with one token whose keys are infinite."""
     return _with_infinity(path, "token_embd.weight", token, **settings)
 
 

@@ -1,4 +1,4 @@
-"""A browser without a window, for the tests of the page."""
+"""A headless browser for the tests of the page."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ CHOICES = """try {
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """Chromium of this machine or of Playwright, or skip."""
+    """Return this machine's or Playwright's Chromium, or skip."""
     playwright = needed("playwright.sync_api", name="playwright")
     program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
     with playwright.sync_playwright() as running:
         if program is None and not Path(running.chromium.executable_path).exists():
             pytest.skip("needs Chromium: install it, or name it in CHROMIUM")
-        # As root, which containers are, Chromium has no sandbox.
+        # Chromium has no sandbox as root, which containers run as.
         chromium = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield chromium
         chromium.close()
 
 
 def axe_source() -> str:
-    """The program that looks for what keeps people out of a page, or skip."""
+    """Return the accessibility checker's source, or skip."""
     named = os.environ.get("AXE")
     if named is None:
         package = needed("axe_playwright_python")
@@ -53,7 +53,7 @@ def axe_source() -> str:
 
 
 class Tab:
-    """A tab with the page, that keeps what went wrong in it and where it asked."""
+    """A tab with the page, which records errors and requests."""
 
     def __init__(self, chromium: Any, address: str, **settings: Any) -> None:
         self.context = chromium.new_context(**settings)
@@ -66,7 +66,7 @@ class Tab:
         self.page = self.open()
 
     def open(self, place: str = "") -> Any:
-        """Another tab of the same person."""
+        """Open another tab of the same user."""
         page = self.context.new_page()
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", self._on_console)
@@ -75,7 +75,7 @@ class Tab:
         return page
 
     def _on_console(self, message: Any) -> None:
-        # What the server refuses is told on the page, and counted here by the tests that expect it.
+        # The page shows refusals of the server; tests that expect them count them here.
         if message.type == "error" and "Failed to load resource" not in message.text:
             self.errors.append(message.text)
 
@@ -88,7 +88,7 @@ class Tab:
 
 @contextmanager
 def tabs(chromium: Any, address: str) -> Iterator[Callable[..., Tab]]:
-    """Opens a server's page as a new person; what went wrong in it is found at the end."""
+    """Open a server's page as a new user. Errors are checked at the end."""
     address = address.removesuffix("/v1")
     opened = []
 
@@ -104,9 +104,9 @@ def tabs(chromium: Any, address: str) -> Iterator[Callable[..., Tab]]:
 
 
 def serious_findings(page: Any, axe: str) -> list[Any]:
-    """What axe finds that keeps people out of the page as it is now."""
+    """Return the accessibility violations of the current page that axe considers serious."""
     page.wait_for_timeout(300)
-    # Not add_script_tag: the page's policy lets no such script in.
+    # Not add_script_tag: the page's content policy blocks such a script.
     page.evaluate(axe)
     result = page.evaluate("axe.run({ resultTypes: ['violations'] })")
     return [
@@ -117,7 +117,7 @@ def serious_findings(page: Any, axe: str) -> list[Any]:
 
 
 def box_of(page: Any) -> Any:
-    """The box for messages."""
+    """Return the message box."""
     return page.get_by_label("Message", exact=True)
 
 
@@ -134,7 +134,7 @@ def say(page: Any, message: str) -> None:
 
 
 def press(page: Any, *names: str) -> None:
-    """Press buttons, one after the other."""
+    """Press buttons one after the other."""
     for name in names:
         page.get_by_role("button", name=name, exact=True).click()
 
@@ -147,18 +147,18 @@ def edit_last(page: Any, text: str) -> None:
 
 
 def choose(page: Any, item: str) -> None:
-    """Choose something of the menu."""
+    """Choose a menu item."""
     page.get_by_label("More").click()
     press(page, item)
 
 
 def set_max_tokens(page: Any, n: int) -> None:
-    """Of the next answers on the page."""
+    """Limit the next answers on the page."""
     page.evaluate(f"localStorage.setItem('pyh2o-max-tokens', '{n}')")
 
 
 def begin_long_answer(page: Any, message: str = "a long answer") -> None:
-    """Send a message, and wait until its endless answer has begun."""
+    """Send a message, and wait until its endless answer has started."""
     set_max_tokens(page, 1_000_000)
     send(page, message)
     until(page, "document.querySelector('.turn:last-child .answer').textContent.length > 20")
@@ -166,30 +166,30 @@ def begin_long_answer(page: Any, message: str = "a long answer") -> None:
 
 
 def stop_answer(page: Any) -> None:
-    """Stop it, and wait for its end."""
+    """Stop the answer and wait for its end."""
     page.keyboard.press("Escape")
     page.locator(f"{IDLE} .turn-actions").wait_for()
 
 
 def name_of(page: Any) -> str:
-    """Of the session that is open."""
+    """Return the name of the open session."""
     return str(page.evaluate("decodeURIComponent(location.hash.slice('#/s/'.length))"))
 
 
 def said(page: Any) -> list[str]:
-    """The messages on the page."""
+    """Return the messages on the page."""
     texts: list[str] = page.locator(".said").all_inner_texts()
     return texts
 
 
 def answers(page: Any) -> list[str]:
-    """The answers on the page, those that are out of sight and not laid out included."""
+    """Return the answers on the page, also hidden ones without layout."""
     texts: list[str] = page.locator(".answer").all_text_contents()
     return texts
 
 
 def until(page: Any, condition: str) -> None:
-    """Wait until something is so; playwright's own way is code from text, which the page bans."""
+    """Wait for a condition; playwright's own way evaluates strings, which the policy blocks."""
     end = time.monotonic() + PATIENCE_MS / 1000
     while not page.evaluate(condition):
         assert time.monotonic() < end, condition

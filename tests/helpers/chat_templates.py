@@ -1,4 +1,4 @@
-"""Chat templates of known models, as they lie in the pinned sources of llama.cpp, with answers."""
+"""Chat templates of known models from the pinned sources of llama.cpp, with answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WEATHER = {
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
     "required": ["city"],
 }
-# One name begins with the other.
+# One name starts with the other.
 TOOLS = [
     {"type": "function", "function": {"name": name, "description": "", "parameters": WEATHER}}
     for name in ("weather", "weather_week")
@@ -43,10 +43,10 @@ def _templates() -> dict[str, str]:
 
 
 def template(name: str) -> str:
-    """The source of a template, by the name of its file."""
+    """Return the source of a template by its file name."""
     return _templates()[name]
 
 
 def prompt_of(name: str, tools: list[Any] | None = TOOLS, **request: Any) -> ChatPrompt:
-    """What calls for an answer to "Hi"."""
+    """Return the prompt of "Hi"."""
     return NativeTemplate(template(name), "<s>", "</s>").apply(HELLO, tools=tools, **request)

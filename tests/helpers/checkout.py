@@ -1,4 +1,4 @@
-"""Lets `research` be imported from the checkout, behind the pyh2o that is installed."""
+"""Make `research` of the checkout importable after the installed pyh2o."""
 
 import sys
 

@@ -8,7 +8,7 @@ MASK = 2**64 - 1
 
 
 def checksum(data: bytes) -> bytes:
-    """The native one: of the bytes in words, the last one filled up, and of their number."""
+    """Return the native checksum: of padded words of the bytes, and of their number."""
     value = 0xCBF29CE484222325
     whole = len(data) // 8 * 8
     rest = int.from_bytes(data[whole:], "little")

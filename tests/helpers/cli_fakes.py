@@ -1,4 +1,4 @@
-"""What the tests of the command line share: the program run in place, and as a process."""
+"""Shared by the tests of the command line: the program in this process and as a separate one."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing outside tmp_path is read or written, whatever the user has set."""
+    """Read and write only in tmp_path, whatever the user has configured."""
     for name in list(os.environ):
         if name.startswith("PYH2O_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PYH2O_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("PYH2O_CHATS", str(tmp_path / "chats"))
     monkeypatch.setenv("PYH2O_CONFIG", os.devnull)
-    # Layers would go on a GPU by themselves, and what is computed there is rounded otherwise.
+    # By default layers would go to a GPU, which rounds differently.
     monkeypatch.setattr("pyh2o.library.backends.discrete_gpus", list)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
@@ -66,7 +66,7 @@ EMPTY_CACHE = KVStatistics(
 
 
 def cache_with(position: int, *, window: int = 1000, **changes: Any) -> KVStatistics:
-    """The cache of a fake model after so many tokens."""
+    """Return the cache of a fake model after `n` tokens."""
     limits = replace(EMPTY_CACHE.limits, window=window)
     return replace(
         EMPTY_CACHE, **{"limits": limits, "position": position, "used": position, **changes}
@@ -75,12 +75,12 @@ def cache_with(position: int, *, window: int = 1000, **changes: Any) -> KVStatis
 
 @dataclass
 class LoadedModel:
-    """The tiny model that a command loads, whose draws are written by the test.
+    """The tiny model that a command loads; the test specifies the sampled tokens.
 
     Attributes:
         llm: the model.
-        options: what it was loaded with.
-        before_reading: called when a prompt is about to be read.
+        options: its load options.
+        before_reading: called before a prompt is read.
         closed: how often it was closed.
         error: raised instead of loading.
     """
@@ -92,7 +92,7 @@ class LoadedModel:
     error: Exception | None = None
 
     def be_loaded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let `chat`, `ask` and `generate` load it."""
+        """Make `chat`, `ask` and `generate` load it."""
         self.byte_0 = self.llm.tokenize(b"\x01", add_bos=False)[-1] - 1
         self.llm.reset()
         monkeypatch.setattr(self.llm, "close", self.close)
@@ -113,7 +113,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Output:
-    """What a run printed and returned."""
+    """Output and exit code of a run."""
 
     code: int
     text: str
@@ -121,7 +121,7 @@ class Output:
 
 
 def run(*arguments: str, stdin: str | bytes | None = None) -> Output:
-    """The program in this process."""
+    """Run the program in this process."""
     result = CliRunner().invoke(app, arguments, input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -139,17 +139,17 @@ def press_ctrl_c() -> None:
 PATIENCE = 900 if "-fsanitize" in os.environ.get("CXXFLAGS", "") else 120
 """Seconds after which a test gives up: far more than is needed even on a busy machine."""
 
-# With the likeliest tokens only, the tiny model repeats a few letters for ever.
+# Greedily sampled, the tiny model repeats a few letters forever.
 ENDLESS = ["--temp", "0", "--repeat-penalty", "1"]
 
 
 def program_environment(*, on_servers: bool = False) -> dict[str, str]:
-    """One thread: more of them only wait for each other over a tiny model on a busy machine.
+    """Use one thread: with more, threads only wait for each other on a loaded machine.
 
-    No layers on a GPU, if there is one, so that results are the same everywhere; but as many as by
-    default where servers compute them.
+    No layers on a GPU, so that results are the same everywhere, except the default number where
+    servers compute them.
 
-    The terminals of the tests do not tell where their cursor is.
+    The terminals of the tests do not report their cursor position.
     """
     places = {} if on_servers else {"PYH2O_GPU_LAYERS": "0"}
     return {**os.environ, "PYH2O_THREADS": "1", "PROMPT_TOOLKIT_NO_CPR": "1", **places}
@@ -191,10 +191,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 class Screen:
-    """The program on a terminal of its own, as a person has it."""
+    """The program on its own terminal."""
 
     def __init__(self, *arguments: str | Path, stdout: Path | None = None) -> None:
-        """Start it, with its standard output on the terminal or in a file."""
+        """Start it with its standard output on the terminal or in a file."""
         command = pyh2o_command(*arguments)
         self.pid, self._terminal = pty.fork()
         if self.pid == 0:
@@ -207,10 +207,10 @@ class Screen:
         os.write(self._terminal, text.encode())
 
     def wait_for(self, pattern: str) -> str:
-        """Read until the pattern is shown, and forget what is shown up to its end.
+        """Read until the pattern appears, and drop the output up to its end.
 
         Returns:
-            What is forgotten.
+            The dropped output.
         """
         deadline = time.monotonic() + PATIENCE
         while (found := re.search(pattern, self.shown)) is None:
@@ -221,14 +221,14 @@ class Screen:
         return seen
 
     def end(self) -> int:
-        """Read to the end; the exit code."""
+        """Read to the end. Return the exit code."""
         while self._read():
             pass
         os.close(self._terminal)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def kill(self) -> None:
-        """End the program as a crash of the machine would."""
+        """End the program as a crash would."""
         os.kill(self.pid, signal.SIGKILL)
         self.end()
 
@@ -238,7 +238,7 @@ class Screen:
             raise AssertionError(f"nothing more came after {self.shown!r}")
         try:
             data = os.read(self._terminal, 1 << 16)
-        except OSError:  # how Linux reports that the program has gone
+        except OSError:  # Linux reports the end of the program this way
             return False
         self.shown += data.decode(errors="replace")
         return bool(data)

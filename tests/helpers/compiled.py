@@ -1,4 +1,4 @@
-"""C++ of this project as a library of its own, made by the compiler of the system."""
+"""Compile C++ of this project as a separate library with the system's compiler."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CACHE = ROOT / "build" / "tests"
 
 FLAGS = (
     *("-std=c++17", "-O1", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-unknown-pragmas"),
-    "-U_FORTIFY_SOURCE",  # which takes jumps between stacks for errors
+    "-U_FORTIFY_SOURCE",  # it reports jumps between stacks as errors
 )
-# A library calls its own functions, such as an operator new, whatever else is in the process.
+# A library calls its own functions, such as an operator new, whatever the process contains.
 OWN_FIRST = () if sys.platform == "darwin" else ("-Wl,-Bsymbolic",)
 
 
@@ -34,11 +34,11 @@ def compile_library(
     libraries: Iterable[Path] = (),
     others: Iterable[Path] = (),
 ) -> ctypes.CDLL:
-    """Compile sources that may include the headers of native/; all warnings are errors.
+    """Compile sources that may include the headers of native/. All warnings are errors.
 
-    CXX and CXXFLAGS of the environment are the compiler and more flags. The libraries are those
-    that the sources call, as files; others are folders of llama.cpp's headers, which may warn.
-    Where nothing has changed since the last time, the library is there already.
+    The environment variables CXX and CXXFLAGS set the compiler and additional flags. `libraries`
+    are files to link, other folders contain llama.cpp's headers, which may warn. An up-to-date
+    library is reused.
     """
     folders = [*includes, NATIVE / "src", NATIVE / "include"]
     sources = [*sources]
@@ -59,7 +59,7 @@ def compile_library(
             unfinished = Path(folder) / library.name
             arguments = (*(f"-I{folder}" for folder in folders), *map(str, sources))
             command = [*compiler, "-shared", *OWN_FIRST, *arguments, *linked, "-o", str(unfinished)]
-            # what is loaded into the tests, a sanitizer, is not for the compiler
+            # a sanitizer loaded into the tests must not run in the compiler
             environment = {**os.environ, "LD_PRELOAD": ""}
             subprocess.run(command, env=environment, check=True)
             unfinished.replace(library)
@@ -67,9 +67,9 @@ def compile_library(
 
 
 def ggml_header() -> Path:
-    """A folder with a ggml.h that declares what the parts use of it.
+    """Return a folder with a ggml.h that declares what the parts use of it.
 
-    It is written here: no file of the name of one of llama.cpp's is kept beside our own.
+    It is generated so that no file with a name of llama.cpp's is kept next to ours.
     """
     folder = CACHE / "include"
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def ggml_header() -> Path:
 
 
 def pointer(array: npt.NDArray[Any] | None) -> ctypes.c_void_p:
-    # which keeps the array alive
+    # keeps the array alive
     return ctypes.c_void_p() if array is None else array.ctypes.data_as(ctypes.c_void_p)
 
 
@@ -92,5 +92,5 @@ def sizes_of(*sizes: int) -> ctypes.Array[ctypes.c_uint32]:
 
 
 def int32s(values: Iterable[Any]) -> npt.NDArray[np.int32]:
-    """Any numbers, nested as they are, in C's order."""
+    """Return any nested numbers in C order."""
     return np.ascontiguousarray(list(values), dtype=np.int32)

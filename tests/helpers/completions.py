@@ -1,4 +1,4 @@
-"""What the tests of completion share: scripted models, and completions from scratch."""
+"""Shared by the tests of completion: scripted models, and completions from an empty text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tiny_tokens import BYTE_0, EOS
 TRAINED_CONTEXT = 512
 WINDOW = 256
 SMALL_WINDOW = 128
-# More threads than one only wait for each other in so small a model.
+# With so small a model several threads only wait for each other.
 QUIET: dict[str, Any] = {"verbose": False, "n_threads": 1, "n_threads_batch": 1}
 
 
 class Script:
-    """A logits processor that makes the model say these tokens, and then end."""
+    """A logits processor that makes the model generate these tokens and then end."""
 
     def __init__(self, *tokens: int) -> None:
         self.tokens = iter([*tokens, EOS])
@@ -34,12 +34,12 @@ class Script:
 
 
 def says(*parts: str | int) -> dict[str, Any]:
-    """Arguments to make a tiny model say this: a letter or a token for each token."""
+    """Return arguments that make a tiny model generate this: a letter or a token for each token."""
     return {"logits_processor": LogitsProcessorList([Script(*script(*parts))]), "max_tokens": None}
 
 
 def script(*parts: str | int) -> list[int]:
-    """Tokens of letters, or of their bytes."""
+    """Return the tokens of letters or of their bytes."""
     tokens: list[int] = []
     for part in parts:
         tokens += [part] if isinstance(part, int) else [BYTE_0 + byte for byte in part.encode()]
@@ -47,7 +47,7 @@ def script(*parts: str | int) -> list[int]:
 
 
 def complete(model: llama_cpp.Llama, given: str | Sequence[int], /, **arguments: Any) -> Any:
-    """A completion from scratch, so that it does not depend on the tests before."""
+    """Complete from an empty text, so that earlier tests have no effect."""
     model.reset()
     return model.create_completion(given, **arguments)
 
@@ -68,7 +68,7 @@ def joined(chunks: list[Any]) -> str:
 def fed_tokens(
     model: llama_cpp.Llama, monkeypatch: pytest.MonkeyPatch, given: Any, **arguments: Any
 ) -> list[int]:
-    """The tokens of a prompt that the model reads."""
+    """Return the tokens of a prompt that the model reads."""
     if isinstance(model, Llama):
         return prepare(model.text.model, Request(prompt=given, **arguments)).tokens
     fed: list[int] = []

@@ -1,4 +1,4 @@
-"""What the tests of conversations share."""
+"""Shared by the tests of conversations."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pyh2o.core import text as texts
 from pyh2o.core.parameters import KV_TYPES
 from tiny_chat import CHATML
 
-# The model is random, so its answers are too; without a limit they would not end.
+# The random model's answers are random too, and would not end without a limit.
 SHORT = 9
 EVICTING = {"n_ctx": 400, "hh": 60, "recent": 60, "slack": 40}
-# Rows that are not rounded, because these two are compared.
+# Unrounded rows, because they are compared.
 EXACT = {"type_k": KV_TYPES["f32"], "type_v": KV_TYPES["f32"], "flash_attn": False}
 ROOMY = {"n_ctx": 2000, "hh": 1000, "recent": 1000, **EXACT}
 FULL = {"n_ctx": 2048, "evict": False, **EXACT}
@@ -42,7 +42,7 @@ def text_of(conversation: Conversation) -> list[int]:
 
 
 def n_evaluated(conversation: Conversation) -> int:
-    """Tokens that its model has evaluated so far."""
+    """Return how many tokens its model has evaluated."""
     return conversation.llm.model.batcher.counts.tokens
 
 
@@ -52,18 +52,18 @@ def in_cache(llm: Llama | texts.Text) -> list[int]:
 
 
 def next_logits(llm: Llama | texts.Text) -> npt.NDArray[np.single]:
-    """Logits behind the newest token, which must have been evaluated last."""
+    """Return logits after the newest token, which must have been evaluated last."""
     return texts.text_of(llm).logits[-1].copy()
 
 
 def check_positions(conversation: Conversation) -> None:
-    """The turns lie one behind the other: the first behind the opening, the last ends the text."""
+    """Check that turns are adjacent, from the opening to the end of the text."""
     if not conversation.turns:
         return
     text, opening = text_of(conversation), conversation._template.opening
     place = conversation.turns[0].start
     assert text[:place] == opening[:place]
-    # A first message may make one token with the opening's last.
+    # A first message can share a token with the opening's end.
     assert len(opening) - 1 <= place <= len(opening)
     for turn in conversation.turns:
         assert turn.start == place
@@ -73,7 +73,7 @@ def check_positions(conversation: Conversation) -> None:
 
 
 def stopping_at(*stops: str) -> Any:
-    """A chat format like ChatML with these stop strings."""
+    """Return a chat format like ChatML with these stop strings."""
     formatter = Jinja2ChatFormatter(CHATML, eos_token="", bos_token="<s>")
 
     def with_stops(**request: Any) -> ChatFormatterResponse:
@@ -84,7 +84,7 @@ def stopping_at(*stops: str) -> Any:
 
 @dataclass
 class Trap:
-    """Makes the nth of some calls raise, before or after it was made."""
+    """Makes the nth of several calls raise, before or after it runs."""
 
     countdown: int = -1
     error: type[BaseException] = KeyboardInterrupt
@@ -107,6 +107,6 @@ class Trap:
 
 
 def held_by_all(llm: Llama) -> set[int]:
-    """Positions that every layer and KV head holds."""
+    """Return positions that every layer and KV head keeps."""
     rows = [set(head) for layer in range(2) for head in llm.kv_rows(layer)[0].tolist()]
     return set.intersection(*rows)

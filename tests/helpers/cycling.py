@@ -1,4 +1,4 @@
-"""A writer that draws the same few tokens again and again, whatever the model says."""
+"""A writer that samples the same few tokens repeatedly, whatever the logits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CYCLE = (300, 310, 320)
 
 
 class Cycling(Writer):
-    """Which token is next depends on the length of the text."""
+    """The length of the text determines the next token."""
 
     def __init__(self, llm: Llama, sampling: Sampling, **before: Any) -> None:
         def only_next(
@@ -31,5 +31,5 @@ class Cycling(Writer):
 
 
 def let_answers_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all answers of conversations drawn so."""
+    """Sample all answers of conversations this way."""
     monkeypatch.setattr(conversation, "Writer", Cycling)

@@ -1,4 +1,4 @@
-"""What the tests of the drop-in share: two caches, texts, and completions by name."""
+"""Shared by the tests of the drop-in class: two caches, texts and named completions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pyh2o import Llama
 from tiny_tokens import ONLY_ASCII, only_letters
 
 WINDOW = 256
-# Rows for all of a text up to the window, and a cache that is smaller than the texts. The first is
-# compared with the parent, and so has the parent's attention: ours rounds less.
+# Rows for the whole window, and a cache smaller than the texts. The first is compared with the
+# parent class, so it uses the parent's attention: ours rounds less.
 ROOMY: dict[str, Any] = {"n_ctx": WINDOW, "hh": 0.5, "recent": 0.5, "attention": "ops"}
 SMALL: dict[str, Any] = {"n_ctx": WINDOW, "hh": 24, "recent": 24, "slack": 16}
 
@@ -33,7 +33,7 @@ FLAG_SCHEMA: dict[str, Any] = {
 
 
 def until(n_tokens: int) -> StoppingCriteriaList:
-    """Stops when the text has so many tokens."""
+    """Return a stopping criterion: the text has `n` tokens."""
     return StoppingCriteriaList([lambda ids, _: len(ids) >= n_tokens])
 
 
@@ -57,7 +57,7 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
 
 
 def complete(llm: llama_cpp.Llama, given: Any, case: str, stream: bool = False) -> Any:
-    """A completion from scratch; the chunks of a stream as a list."""
+    """Complete from an empty text. Return the chunks of a stream as a list."""
     llm.reset()
     arguments = {"max_tokens": 40, "seed": 11, "logit_bias": ONLY_ASCII, **COMPLETIONS[case]}
     result = llm.create_completion(given, stream=stream, **arguments)

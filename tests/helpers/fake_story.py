@@ -1,4 +1,4 @@
-"""The tiny model for `generate`, whose draws are written by the test; all else is real."""
+"""The tiny model for `generate` with sampled tokens specified by the test; all else is real."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ WINDOW = 1024
 
 
 def tiny_model(folder: Path) -> Path:
-    """A model that never ends its text, and is trained for longer ones than any test writes.
+    """Write a model that never ends its text and has a longer trained context than any test needs.
 
-    The logit of its end-of-text token is always 0, and the 40 likeliest of 384 have more.
+    The logit of its end-of-text token is always 0, and the 40 most probable of 384 have more.
     """
     path = write_tiny_gguf(folder / "tiny.gguf", seed=17, n_ctx_train=1 << 17)
     reader = GGUFReader(path, "r+")
@@ -39,23 +39,23 @@ def tiny_model(folder: Path) -> Path:
 
 @dataclass
 class FakeModel(LoadedModel):
-    """What `generate` loads.
+    """The model that `generate` loads.
 
     Attributes:
-        script: the text to be drawn, a token for each byte; what is called in between happens
-            before the next token is drawn. At its end the model ends its text.
-        sampling: what the story draws with.
+        script: the text to sample, a token per byte; functions in it are called before the next
+            token is sampled. At its end the model ends its text.
+        sampling: the story's sampling settings.
     """
 
     script: list[str | Callable[[], None]] = field(default_factory=list)
     sampling: Sampling | None = None
 
     def n_prompt(self, prompt: str) -> int:
-        """Tokens of a prompt."""
+        """Count the tokens of a prompt."""
         return len(self.llm.tokenize(prompt.encode()))
 
     def tokens(self, start: int) -> Generator[int, None, None]:
-        """The tokens of the script, without the first `start`; what is called comes when due."""
+        """Yield the script's tokens after the first `start`, and call its functions."""
         for item in self.script:
             if callable(item):
                 if start == 0:
@@ -70,7 +70,7 @@ class FakeModel(LoadedModel):
 
 
 def fake_model(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> FakeModel:
-    """Let `generate` load it; a token takes half a second, and so does the reading of a prompt."""
+    """Make `generate` load it; a token takes half a second, and so does reading a prompt."""
     fake = FakeModel(llm)
 
     class ScriptedWriter:
@@ -98,7 +98,7 @@ def fake_model(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> FakeModel:
 
 
 def open_tiny(folder: Path) -> Llama:
-    """The model for `fake_model`; opened once, as its weights do not matter."""
+    """Return the model for `fake_model`; opened once, as its weights do not matter."""
     return tiny_llama(tiny_model(folder), n_ctx=WINDOW, hh=20, recent=20, slack=8)
 
 
@@ -116,7 +116,7 @@ def begin(*arguments: str) -> Output:
 
 
 def options_of(fake: FakeModel, *arguments: str) -> RunOptions:
-    """What the model is loaded with."""
+    """Return the model's load options."""
     fake.script = ["a"]
     output = run("generate", "-p", "x", *arguments)
     assert output.code == 0, output.notes
@@ -129,7 +129,7 @@ def resume(*arguments: str) -> Output:
 
 
 # -------------------------------------------------------------------------------------------------
-# What a run prints and leaves
+# Output and files of a run
 # -------------------------------------------------------------------------------------------------
 
 
@@ -146,9 +146,9 @@ def report(
     after: int = 0,
     seed: int = 7,
 ) -> str:
-    """The last line: half a second for the reading, and for each token after the first."""
+    """Return the last line: half a second for reading, and for each token after the first."""
     begin = f"continued after {_tokens(after)}" if read is None else _read(read)
-    # an end of text takes its time, too
+    # an end of text also takes time
     steps = wrote if why == "the model ended its text" or after else wrote - 1
     speed = "" if min(wrote - (not after), steps) < 1 else speed_of(wrote - (not after), steps)
     return (
@@ -165,7 +165,7 @@ def speed_of(count: int, steps: int) -> str:
 
 
 def wrote(output: Output) -> int:
-    """Tokens that a run says it wrote."""
+    """Return how many tokens a run reports."""
     found = re.search(r"wrote (\d+) tokens?", output.notes)
     assert found is not None
     return int(found[1])

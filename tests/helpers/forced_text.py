@@ -1,4 +1,4 @@
-"""Conversations whose model writes what a test says, a token for each byte."""
+"""Conversations whose model generates given text, a token per byte."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ADD_CALL = '<tool_call>\n{{"name": "add", "arguments": {{"a": {a}, "b": {b}}}}}\
 
 
 def add_call(a: int, b: int) -> str:
-    """A call as the template `TOOLS` has it."""
+    """Return a call in the format of the template `TOOLS`."""
     return ADD_CALL.format(a=a, b=b)
 
 
 def force(monkeypatch: pytest.MonkeyPatch) -> deque[str | list[int]]:
-    """What answers will be, one after the other, as texts or tokens; each ends by itself."""
+    """Set the next answers, as texts or tokens; each ends normally."""
     texts: deque[str | list[int]] = deque()
 
     class Forced:

@@ -1,4 +1,4 @@
-"""A disk without room."""
+"""A full disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def full_disk(n_bytes: int) -> Iterator[None]:
-    """Files cannot become longer than this."""
+    """Limit the size of files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:

@@ -1,4 +1,4 @@
-"""A GGUF file taken apart: every number of its header can be made another one, sense or not."""
+"""A parsed GGUF file: every number of its header can be replaced, validly or not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pair:
 
     Attributes:
         kind: GGUF's number of the value's type.
-        element: of an array's elements; else 0.
+        element: type of an array's elements; else 0.
         value: a number, bytes, or a list of either.
     """
 
@@ -48,7 +48,7 @@ class Pair:
 
 @dataclass
 class Tensor:
-    """What a header says of a tensor.
+    """A tensor's description in the header.
 
     Attributes:
         shape: fastest dimension first.
@@ -67,9 +67,9 @@ class Image:
     """A file.
 
     Attributes:
-        data: what follows the header.
-        more_pairs, more_tensors: that the header counts beyond those that there are.
-        alignment: of where the data begin, in bytes.
+        data: bytes after the header.
+        more_pairs, more_tensors: added to the header's counts.
+        alignment: of the data's start, in bytes.
     """
 
     data: bytes
@@ -81,7 +81,7 @@ class Image:
     alignment: int = _ALIGNMENT
 
     def header(self) -> bytes:
-        """What stands before the data, padded to where that begins."""
+        """Return the header, padded to the start of the data."""
         counts = (
             self.version,
             (len(self.tensors) + self.more_tensors) % 2**64,
@@ -107,7 +107,7 @@ class Image:
 
 
 def read_image(path: Path) -> Image:
-    """Take a file apart that is as it should be, and whose data has the usual alignment."""
+    """Parse a valid file whose data has the usual alignment."""
     reader = GGUFReader(path)
     pairs = [_pair(field) for name, field in reader.fields.items() if not name.startswith("GGUF.")]
     tensors = [
@@ -137,7 +137,7 @@ def _string(text: bytes) -> bytes:
 
 
 def _packed(kind: int, value: Any) -> bytes:
-    """A value as its type is written, if need be made one; the bytes as they are if there is none.
+    """Encode a value, converted to its type if needed; bytes stay as they are.
 
     Integers that are too large lose their upper bits.
     """
@@ -155,5 +155,5 @@ def _packed(kind: int, value: Any) -> bytes:
 
 
 def _float(value: float) -> float:
-    """A value that fits into 32 bits: what is too large becomes infinite."""
+    """Return a value that fits into 32 bits: what is too large becomes infinite."""
     return value if math.isnan(value) or abs(value) < 3e38 else math.copysign(math.inf, value)

@@ -1,4 +1,4 @@
-"""Bodies that a server answers, to be made wrong by tests."""
+"""Valid request bodies, which tests damage."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ FLAG_SCHEMA = {
 
 
 def with_field(route: str, **fields: Any) -> dict[str, Any]:
-    """The good body of a route, with other fields."""
+    """Return the valid body of a route with other fields."""
     return {**GOOD[route], **fields}

@@ -1,4 +1,4 @@
-"""A server on loopback that does what pyh2o uses of the Hugging Face hub."""
+"""A loopback server with the parts of the Hugging Face hub that pyh2o uses."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Repository:
-    """What the hub has under a name.
+    """A repository of the hub.
 
     Attributes:
         files: their contents, by path.
-        hashes: what the hub says they are, where that is not their SHA-256; None for nothing.
-        gated: whether its files are for those with `token` only.
-        token: who may see it at all, unless it is gated; None for all.
-        breaks: after how many bytes the next answers with a file's content break off.
+        hashes: what the hub reports instead of the files' SHA-256; None for nothing.
+        gated: whether reading its files requires `token`.
+        token: required to see it at all, unless it is gated; None for no token.
+        breaks: for each of the next downloads, the bytes after which it is interrupted.
     """
 
     files: dict[str, bytes]
@@ -39,7 +39,7 @@ class HubServer:
         repositories: by owner/name.
         requests: method, path and range of every request.
         agents: the headers User-Agent.
-        answer: what it sends where it is asked about a repository, if it is no hub.
+        answer: reply to repository queries if the server is not a hub.
     """
 
     answer: bytes | None = None
@@ -59,7 +59,7 @@ class HubServer:
         self._thread.start()
 
     def ranges(self) -> list[str | None]:
-        """The ranges of the contents that were asked for."""
+        """Return the ranges of contents that were requested."""
         return [asked for _, path, asked in self.requests if path.startswith("/content/")]
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(
         self, status: int, headers: dict[str, str], body: bytes, sent: int | None = None
     ) -> None:
-        """Answer with a body, of which only so many bytes are sent; with none not even the head."""
+        """Reply with a body of which only `n` bytes are sent; with 0 not even the head."""
         self.close_connection = True
         if sent == 0:
             return
@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body if sent is None else body[:sent])
 
     def log_message(self, *_args: Any) -> None:
-        """Nothing is printed."""
+        """Print nothing."""
 
 
 def _lfs(repository: Repository, path: str) -> dict[str, Any]:

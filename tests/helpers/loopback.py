@@ -1,4 +1,4 @@
-"""A server in a thread of this process, and the plainest client of it."""
+"""A server in a thread of this process, and a minimal client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENDLESS = {"prompt": "once", "max_tokens": 10**9, "logit_bias": NO_END}
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back."""
+    """A reply."""
 
     status: int
     body: bytes
@@ -53,14 +53,14 @@ class Reply:
 
     @property
     def events(self) -> list[Any]:
-        """Those of a stream, up to its end."""
+        """Return the events of a stream."""
         events = self.body.decode().split("\n\n")
         assert events[-2:] == ["data: [DONE]", ""]
         return [json.loads(event[6:]) for event in events[:-2] if event.startswith("data: ")]
 
 
 def request_bytes(route: str, body: Any) -> bytes:
-    """A request as it goes over the wire; a body of bytes goes as it is."""
+    """Return a request as sent; a body of bytes is not encoded."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = (
         f"POST {route} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -72,7 +72,7 @@ def request_bytes(route: str, body: Any) -> bytes:
 def ask(
     port: int, method: str, route: str, body: Any = None, timeout: float = PATIENCE, **headers: str
 ) -> Reply:
-    """What comes back; a body of bytes goes as it is.
+    """Send a request and return the reply; a body of bytes is not encoded.
 
     Raises:
         TimeoutError: no answer came in time.
@@ -86,7 +86,7 @@ def ask(
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for what has to become so."""
+    """Wait for a condition."""
     end = time.monotonic() + PATIENCE
     while not is_so():
         assert time.monotonic() < end
@@ -94,13 +94,13 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def openai_client(address: str, api_key: str = "any") -> Any:
-    """OpenAI's own client of a server, which asks once."""
+    """Return OpenAI's client of a server, without retries."""
     settings = {"api_key": api_key, "max_retries": 0, "timeout": PATIENCE}
     return needed("openai").OpenAI(base_url=address, **settings)
 
 
 def only(engine: Engine, limits: Limits | None = None) -> ServedModels:
-    """One model to serve, which is loaded."""
+    """Serve one loaded model."""
     limits = limits or Limits()
     model = ServedModel(engine, "tiny", limits)
     identity = model_identity(engine.model)
@@ -121,7 +121,7 @@ class LoopbackServer:
         self.port: int = listener.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}/v1"
         app = self.app = create_app(self.models, **settings)
-        # Without a configuration of logs, tests see what is logged.
+        # Without a logging configuration, tests see all log messages.
         self._server = uvicorn.Server(server_config(app, log_config=None))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
         self._thread.start()
@@ -139,19 +139,19 @@ class LoopbackServer:
         return ask(self.port, "GET", route, None, PATIENCE, **headers)
 
     def headers(self, method: str, route: str, **headers: str) -> Any:
-        """The headers of a reply."""
+        """Return the headers of a reply."""
         with closing(http.client.HTTPConnection("127.0.0.1", self.port)) as connection:
             connection.request(method, route, headers=headers)
             return connection.getresponse().headers
 
     def send(self, route: str, body: Any) -> socket.socket:
-        """Send a request and wait for nothing; closing the connection is leaving."""
+        """Send a request without reading; closing the connection disconnects the client."""
         connection = socket.create_connection(("127.0.0.1", self.port), PATIENCE)
         connection.sendall(request_bytes(route, body))
         return connection
 
     def refused(self, route: str, body: Any, status: int = 400) -> dict[str, Any]:
-        """The error that a body is answered with."""
+        """Return the error of a refused body."""
         reply = self.post(route, body, SOON)
         assert reply.status == status, reply.body[:500]
         error = reply.error
@@ -159,7 +159,7 @@ class LoopbackServer:
         return error
 
     def answers_well(self) -> None:
-        """A good request is answered."""
+        """Check that a valid request is answered."""
         for route in (COMPLETIONS, CHAT):
             reply = self.post(route, GOOD[route], SOON)
             assert reply.status == 200, reply.body[:500]

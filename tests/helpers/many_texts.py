@@ -1,4 +1,4 @@
-"""Texts that are read and written at the same time, each in a thread."""
+"""Texts that are read and generated concurrently, each in a thread."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PATIENCE = 60
 
 
 def tiny_engine(path: Path, **settings: Any) -> Engine:
-    """An engine with the settings of `tiny_llama`."""
+    """Return an engine with the settings of `tiny_llama`."""
     return Engine(str(path), **ONE_THREAD, **PAPER | settings)
 
 
 @contextmanager
 def llama_in(engine: Engine, *args: Any, **terms: Any) -> Iterator[Llama]:
-    """A `Llama` over the text of a slot, which `slot` of the `Llama` is."""
+    """Return a `Llama` over the text of a slot, which is its `slot`."""
     with engine.slot(*args, **terms) as slot:
         llama = Llama.of(slot.text)
         llama.slot = slot
@@ -39,7 +39,7 @@ def llama_in(engine: Engine, *args: Any, **terms: Any) -> Iterator[Llama]:
 
 
 def ask(engine: Engine, given: Any, *, terms: Terms | None = None, **arguments: Any) -> Any:
-    """The result of a prompt or of messages, or the chunks of a stream, the last with the usage."""
+    """Return the result of a prompt or of messages, or a stream's chunks, with the usage last."""
     is_chat = isinstance(given, list) and all(isinstance(each, dict) for each in given)
     said = {"messages": given} if is_chat else {"prompt": given}
     stream, budget = arguments.pop("stream", False), arguments.pop("reasoning_budget", None)
@@ -75,14 +75,14 @@ def _chunks(results: Results, events: Any) -> Iterator[Any]:
 
 
 def at_once(works: Sequence[Callable[[], Result]]) -> list[Result]:
-    """What each returns; all begin at once."""
+    """Run functions concurrently and return their results."""
     with ThreadPoolExecutor(len(works)) as threads:
         futures = [threads.submit(work) for work in works]
         return [future.result(PATIENCE) for future in futures]
 
 
 def read_by_pieces(llm: Llama, pieces: Sequence[Sequence[int]]) -> np.ndarray:
-    """The logits behind each piece of a text; [n_pieces, n_vocab]."""
+    """Return the logits after each chunk of a text; [n_pieces, n_vocab]."""
     logits = []
     for piece in pieces:
         llm.eval(piece)
@@ -91,7 +91,7 @@ def read_by_pieces(llm: Llama, pieces: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def random_pieces(rng: np.random.Generator, n_vocab: int, n_tokens: int) -> list[list[int]]:
-    """A text in pieces: first a prompt, then mostly single tokens."""
+    """Return a text in chunks: first a prompt, then mostly single tokens."""
     pieces = [rng.integers(3, n_vocab, int(rng.integers(1, n_tokens // 2))).tolist()]
     while sum(map(len, pieces)) < n_tokens:
         size = int(rng.choice([1, 1, 1, 1, 7]))

@@ -1,7 +1,7 @@
-"""llama.cpp's full cache with rows hidden from single heads: what a cache without them computes.
+"""llama.cpp's full cache with rows masked in single heads: the oracle of dropped rows.
 
-No second implementation is needed for it, so it is the oracle for every architecture: while a graph
-runs, the probabilities behind each softmax are changed to those of a softmax without those rows.
+It needs no second implementation, so it covers every architecture: while a graph runs, the
+probabilities after each softmax are replaced by those of a softmax without the masked rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OBSERVER = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctyp
 
 
 class _Tensor(ctypes.Structure):
-    """The beginning of a ggml_tensor, up to its name."""
+    """The start of a ggml_tensor, up to its name."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -50,7 +50,7 @@ class _Tensor(ctypes.Structure):
 
 @dataclass(frozen=True)
 class _Observed(Parameters):
-    """Parameters of a context whose graphs are looked at while they are computed."""
+    """Parameters of a context whose graphs are observed while they run."""
 
     observer: Any = None
 
@@ -61,10 +61,11 @@ class _Observed(Parameters):
 
 
 class MaskedLlama(Llama):
-    """A full cache, the probabilities of whose layers can be looked at and changed.
+    """A full cache whose attention probabilities can be read and changed.
 
     Attributes:
-        visible: positions of the rows that each KV head of a layer sees; others see all.
+        visible: positions of the rows that each KV head of a layer attends to; other heads attend
+            to all.
         probabilities: [n_head, n_tokens, n_rows] of each layer in the last graph, over all
             positions of the text.
     """
@@ -94,7 +95,7 @@ class MaskedLlama(Llama):
 
 
 def _hide(probabilities: FloatArray, visible: Sequence[IntArray]) -> None:
-    """Make them those of a softmax without the rows that are not visible; sinks stay."""
+    """Replace them by those of a softmax without the masked rows; sinks stay."""
     group = len(probabilities) // len(visible)
     for head, of_head in enumerate(probabilities):
         hidden = np.ones(of_head.shape[1], dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""A real MCP server on stdio, as tests start it: `python mcp_server.py [TOOL ...]`."""
+"""A real MCP server on stdio for tests: `python mcp_server.py [TOOL ...]`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ THIS = Path(__file__)
 
 
 def config(folder: Path, **servers: dict[str, Any]) -> Path:
-    """A file of servers, all of them this one."""
+    """Write a server configuration in which every server is this one."""
     path = folder / "mcp.json"
     path.write_text(json.dumps({"mcpServers": servers}))
     return path
 
 
 def this_server(*tools: str, **more: Any) -> dict[str, Any]:
-    """An entry of such a file; with these tools, or with all."""
+    """Return a configuration entry of this server with these tools, or with all."""
     return {"command": sys.executable, "args": [str(THIS), *tools], **more}
 
 
 def make_server(names: Sequence[str]) -> MCPServer:
-    """With a tool for each thing that may happen, or with those of these names."""
+    """Make a server with a tool for each outcome, or with the named ones."""
     server = MCPServer("tests")
 
     def tool(function: Callable[..., Any]) -> None:
@@ -57,7 +57,7 @@ def make_server(names: Sequence[str]) -> MCPServer:
 
     @tool
     def sleep(seconds: float) -> str:
-        """Takes its time."""
+        """Sleeps."""
         time.sleep(seconds)
         return "slept"
 

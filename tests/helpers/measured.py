@@ -1,4 +1,4 @@
-"""What the tests of measurements share: the caches that are compared, files of results, texts."""
+"""Shared by the tests of measurements: compared caches, result files, texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def results(path: Path | None = None) -> ResultFile:
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """The cells of all Markdown tables, without their headings."""
+    """Return the cells of all Markdown tables without their headings."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [row for row in cells if row[0] not in ("cache", "text and cache", "---")]

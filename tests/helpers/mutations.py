@@ -1,4 +1,4 @@
-"""Good data made wrong: bytes that are flipped, cut and put elsewhere, and JSON with odd values."""
+"""Valid data with damage: bytes flipped, cut and moved, and JSON with odd values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 KINDS = ("flip", "cut", "end", "repeat", "zero", "splice", "number")
-# Numbers in headers are counts and places: those at the borders are the interesting ones.
+# Numbers in headers are counts and offsets, so values at the limits matter most.
 NUMBERS = (0, 1, 2, 3, 7, 127, 128, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1)
 BORDER = 400
 
@@ -20,10 +20,10 @@ class Edit:
     """A change of some bytes.
 
     Attributes:
-        kind: what happens to them.
-        at: the first of them; from the end if it is negative.
+        kind: the operation.
+        at: the first of them; from the end if negative.
         length: how many.
-        value: which bit is flipped, from where a splice is, or the number to write.
+        value: the bit to flip, the offset of a splice's source, or the number to write.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Edit:
     value: int
 
     def of(self, data: bytes, other: bytes) -> bytes:
-        """The data with the change; a splice is from the other data."""
+        """Return the data with the change; a splice copies from the other data."""
         if not data:
             return data
         start = self.at % len(data)
@@ -57,7 +57,7 @@ class Edit:
 
 
 def edits(n_bytes: int) -> st.SearchStrategy[list[Edit]]:
-    """Changes of so many bytes; most are few, and at the borders, where the tables are."""
+    """Return changes of data of this size; most are short and at the ends, where the tables are."""
     at = st.one_of(st.integers(0, BORDER), st.integers(-BORDER, -1), st.integers(0, n_bytes))
     length = st.one_of(st.integers(1, 64), st.integers(1, n_bytes))
     edit = st.builds(Edit, st.sampled_from(KINDS), at, length, st.integers(0, 2**20))
@@ -65,7 +65,7 @@ def edits(n_bytes: int) -> st.SearchStrategy[list[Edit]]:
 
 
 def edited(data: bytes, changes: list[Edit], other: bytes = b"") -> bytes:
-    """The data with all changes."""
+    """Return the data with all changes."""
     for change in changes:
         data = change.of(data, other)
     return data
@@ -87,10 +87,10 @@ class Oddity:
     """A change of a JSON value.
 
     Attributes:
-        way: to what is changed: at each step which of the values there, modulo how many there are.
+        way: path to the changed value: an index at each step, modulo the number of values there.
         action: "set", "delete", "add", "double" or "nudge" (a number, by one).
         value: to set or to add.
-        key: of what is added.
+        key: of the added value.
     """
 
     way: tuple[int, ...]
@@ -99,7 +99,7 @@ class Oddity:
     key: str
 
     def make(self, data: Any) -> None:
-        """Change the data where it is."""
+        """Change the data in place."""
         here = data
         for step in self.way[:-1]:
             below = list(here.values() if isinstance(here, dict) else here)
@@ -126,7 +126,7 @@ class Oddity:
 def oddities(
     values: st.SearchStrategy[Any] | None = None, keys: tuple[str, ...] = ("x", "a\nb")
 ) -> st.SearchStrategy[list[Oddity]]:
-    """Changes of a JSON value."""
+    """Return changes of a JSON value."""
     oddity = st.builds(
         Oddity,
         st.lists(st.integers(0, 30), min_size=1, max_size=4).map(tuple),
@@ -138,7 +138,7 @@ def oddities(
 
 
 def made_odd(data: Any, changes: list[Oddity]) -> Any:
-    """A copy of the data with all changes."""
+    """Return a copy of the data with all changes."""
     data = copy.deepcopy(data)
     for change in changes:
         change.make(data)
@@ -146,5 +146,5 @@ def made_odd(data: Any, changes: list[Oddity]) -> Any:
 
 
 def json_bytes(data: Any) -> bytes:
-    """As a careless program writes it: with NaN and lone surrogates."""
+    """Encode as a careless program does: with NaN and lone surrogates."""
     return json.dumps(data).encode()

@@ -1,4 +1,4 @@
-"""Packages that not every machine has: the tests that need one say how to get it."""
+"""Optional packages: tests that need one skip with instructions to install it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 
 def needed(module: str, *, name: str = "", install: str = "'.[test]'") -> Any:
-    """The module, or skip: a test, or a whole file where this is called at its top.
+    """Import the module, or skip a test, or a whole file if called at its top.
 
-    An import of pyh2o's own that fails is an error: no package is missing.
+    A failed import of pyh2o itself is an error.
 
     Args:
         module: to import.
-        name: of what is missing, if not the module itself.
-        install: what pip is to install.
+        name: of the package, if it differs from the module.
+        install: argument of pip install.
     """
     try:
         return import_module(module)

@@ -1,4 +1,4 @@
-"""The NumPy reference as the oracle: what it does with a text, and whether others do the same."""
+"""The NumPy reference as the oracle: run it on a text, and compare others with it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ IntArray = npt.NDArray[np.int64]
 # positions [n_rows] and scores [n_rows] of each KV head of a layer
 LayerRows = tuple[Sequence[IntArray], Sequence[FloatArray]]
 
-# Two right implementations round differently. Where a choice was closer than this, both are right.
+# Two correct implementations round differently. If a choice was closer than this, both are correct.
 CLEAR_MARGIN = 1e-4
 
-# The same of what is found, in logits; and of the whole numbers that estimates are made of, one
-# of which may be rounded the other way where a query differs in its last bit.
+# The same for retrieval, in logits; and for the integers of estimates, one of which can be rounded
+# differently if a query differs in its last bit.
 CLEAR_SEARCH = 0.04
 CLEAR_ROUNDING = 1e-4
 
@@ -34,16 +34,16 @@ MOST_SEARCHES = 20_000
 
 @dataclass(frozen=True)
 class Step:
-    """What the reference did.
+    """A step of the reference.
 
     Attributes:
-        tokens: it read; none, where the end of the text was taken back or something forgotten.
-        n_tokens: of the text after it.
+        tokens: tokens read; none if a tail was removed or a span dropped.
+        n_tokens: length of the text after it.
         logits: [len(tokens), n_vocab].
-        rows: it has afterwards, of each layer.
-        found: [n_tokens] how much the text looked at evicted rows so far, by position.
-        found_share: of the attention of all its tokens.
-        forgotten: the span that it has forgotten; () for none.
+        rows: rows of each layer after it.
+        found: [n_tokens] attention to evicted rows so far, by position.
+        found_share: mean share of attention to retrieved rows, over all tokens.
+        dropped: the dropped span; () for none.
     """
 
     tokens: list[int]
@@ -52,16 +52,16 @@ class Step:
     rows: list[LayerRows]
     found: FloatArray
     found_share: float
-    forgotten: tuple[int, int] | tuple[()] = ()
+    dropped: tuple[int, int] | tuple[()] = ()
 
 
 def chose_clearly(reference: ReferenceLlama) -> bool:
-    """Whether every compaction so far was decided by more than rounding."""
+    """Return whether every compaction so far was decided by more than rounding."""
     return reference.smallest_margin > CLEAR_MARGIN
 
 
 def rows_of(reference: ReferenceLlama) -> list[LayerRows]:
-    """Of each layer."""
+    """Return the rows of each layer."""
     hyper = reference.weights.hyperparameters
     heads = range(hyper.n_head_kv)
     return [
@@ -80,15 +80,15 @@ def clear_steps(
     *,
     margin: float = CLEAR_MARGIN,
 ) -> tuple[list[Step], ReferenceLlama]:
-    """Steps of a random text in which every choice is made by more than rounding.
+    """Return steps of a random text in which every choice is decided by more than rounding.
 
-    After a close choice, the tokens that led to it are drawn again.
+    After a close choice, the tokens that led to it are sampled again.
 
     Args:
-        reference: at the beginning of the text, where it stays.
-        rng: draws the tokens.
-        sizes: tokens of each step; below 0, as many are taken back; or a span to forget.
-        margin: what counts as close.
+        reference: at the start of the text, where it stays.
+        rng: samples the tokens.
+        sizes: tokens of each step; negative to remove a tail; or a span to drop.
+        margin: smallest clear difference.
 
     Returns:
         The steps, and the reference after them.
@@ -109,7 +109,7 @@ def clear_steps(
         elif now.smallest_margin < margin:
             attempt = n_close[len(steps)] = n_close.get(len(steps), 0) + 1
             assert attempt < MOST_ATTEMPTS, "no text without close choices"
-            # Rows were chosen before this step was read: by the step before, or by earlier ones.
+            # Rows were selected before this step was read: by the step before, or by earlier ones.
             n_left = max(0, len(steps) - 1 - attempt)
             del steps[n_left:], befores[n_left + 1 :]
     return steps, befores[-1]
@@ -117,7 +117,7 @@ def clear_steps(
 
 @contextmanager
 def _watched_rounding() -> Iterator[list[float]]:
-    """How far what estimates are made of is from being rounded the other way, at the least."""
+    """Record the smallest distance of estimates from being rounded differently."""
     distances = [1.0]
     exactly = search.estimates
 
@@ -139,10 +139,10 @@ def _watched_rounding() -> Iterator[list[float]]:
 def read(
     reference: ReferenceLlama, tokens: Sequence[int] | IntArray, *, ubatch: int = 512
 ) -> FloatArray:
-    """Let the reference read tokens as `Llama.eval` does.
+    """Read tokens with the reference as `Llama.eval` does.
 
-    Chunks end where the cache is full, and every `slack` tokens from the start of the text, or from
-    the last time when it was full.
+    Chunks end when the cache is full, and every `slack` tokens from the start of the text or from
+    the last time it was full.
 
     Returns:
         [n_tokens, n_vocab] logits.
@@ -160,15 +160,15 @@ def read(
 
 
 def _copy(reference: ReferenceLlama) -> ReferenceLlama:
-    """One that goes its own way, with the same weights."""
+    """Return an independent copy with the same weights."""
     return copy.deepcopy(reference, {id(reference.weights): reference.weights})
 
 
 def _step(reference: ReferenceLlama, rng: np.random.Generator, size: int | tuple[int, int]) -> Step:
     n_vocab = len(reference.weights.embedding)
-    forgotten, size = (size, 0) if isinstance(size, tuple) else ((), size)
-    if forgotten:
-        reference.forget([forgotten])
+    dropped, size = (size, 0) if isinstance(size, tuple) else ((), size)
+    if dropped:
+        reference.drop_spans([dropped])
     if size < 0:
         reference.remove(reference.n_tokens + size)
     tokens = rng.integers(0, n_vocab, max(0, size))
@@ -180,14 +180,14 @@ def _step(reference: ReferenceLlama, rng: np.random.Generator, size: int | tuple
         rows_of(reference),
         reference.found_weights.copy(),
         reference.found_share,
-        forgotten,
+        dropped,
     )
 
 
 def do_step(llm: Llama, step: Step) -> None:
-    """What the reference did."""
-    if step.forgotten:
-        llm.text.drop_spans([step.forgotten])
+    """Repeat a step of the reference."""
+    if step.dropped:
+        llm.text.drop_spans([step.dropped])
     elif step.n_tokens < llm.n_tokens:
         assert llm.text.remove_tail(step.n_tokens)
     else:
@@ -197,13 +197,13 @@ def do_step(llm: Llama, step: Step) -> None:
 def assert_same_steps(
     llm: Llama, steps: Sequence[Step], *, logits: float = 1e-4, scores: float = 1e-4
 ) -> None:
-    """The model reads what the reference has read: all logits, rows and scores are the same.
+    """Check that the model gives the same logits, rows and scores at every step.
 
     Args:
-        llm: at the beginning of the text.
+        llm: at the start of the text.
         steps: of the reference.
-        logits: how much rounding may change.
-        scores: how much rounding may change, relatively as well.
+        logits: absolute tolerance.
+        scores: absolute and relative tolerance.
     """
     for step in steps:
         do_step(llm, step)
@@ -221,7 +221,7 @@ def assert_same_rows(
     scores: float = 1e-4,
     where: str = "",
 ) -> None:
-    """Equal positions, and scores but for rounding, of every (layer, KV head)."""
+    """Check for equal positions, and equal scores up to rounding, of every (layer, KV head)."""
     for layer, (positions, collected) in enumerate(expected):
         mine = rows_of_layer(layer)
         assert len(mine[0]) == len(positions)
@@ -234,7 +234,7 @@ def assert_same_rows(
 
 
 def shared_rows(llm: Llama, reference: ReferenceLlama) -> list[float]:
-    """For every (layer, KV head) the share of kept rows that the reference keeps as well."""
+    """Return, for every (layer, KV head), the share of kept rows that the reference also keeps."""
     return [
         len(np.intersect1d(mine, theirs)) / len(mine)
         for layer, (positions, _) in enumerate(rows_of(reference))

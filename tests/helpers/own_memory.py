@@ -6,6 +6,6 @@ import psutil
 
 
 def own_bytes(process: int | None = None) -> int:
-    """Of this one, or that of a number, in RAM, as far as the system tells."""
+    """Return resident bytes of this process, or of the given one, if the system reports them."""
     used = psutil.Process(process).memory_info()
     return int(used.rss) - int(getattr(used, "shared", 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def pdf_of(*lines: str) -> bytes:
-    """A file with a page for each line, in letters of ASCII; an empty one has no text."""
+    """Return a file with a page for each line of ASCII text, which may be empty."""
     kids = " ".join(f"{4 + 2 * n} 0 R" for n in range(len(lines)))
     objects = [
         "<</Type/Catalog/Pages 2 0 R>>",

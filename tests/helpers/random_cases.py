@@ -1,4 +1,4 @@
-"""Random numbers of a test: a seed and, in a loop over cases, the case, both told when it fails."""
+"""Random numbers of a test: a seed and, in a loop, the case, both printed when it fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Cases(Protocol):
 
 
 class Randomness:
-    """Of one test; the same in every run, unless PYH2O_TEST_SEED is "random" or a number."""
+    """Random numbers of one test, the same in every run unless PYH2O_TEST_SEED is set."""
 
     def __init__(self, test: str) -> None:
         wanted = os.environ.get("PYH2O_TEST_SEED")
@@ -31,12 +31,12 @@ class Randomness:
         self.case: object = None
 
     def cases(self, of: Sequence[Case]) -> Iterator[tuple[Case, np.random.Generator]]:
-        """Each with random numbers of its own."""
+        """Yield cases, each with its own random numbers."""
         for number, self.case in enumerate(of):
             yield of[number], np.random.default_rng([self.seed, number])
         self.case = None
 
     def __str__(self) -> str:
-        """How to repeat the test."""
+        """Return how to repeat the test."""
         case = "" if self.case is None else f"case {self.case}; "
         return f"{case}repeat it with PYH2O_TEST_SEED={self.seed}"

@@ -1,4 +1,4 @@
-"""A Ray cluster for the tests, which ends with them whatever happens."""
+"""A Ray cluster for the tests, which always ends with them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ sys.stdin.read()
 
 @contextmanager
 def two_workers() -> Iterator[int]:
-    """A cluster with two CPUs, whatever the machine has; RAY_ADDRESS names it.
+    """Start a cluster with two CPUs, whatever the machine has; RAY_ADDRESS names it.
 
     Yields:
-        The process that all its processes end with.
+        The parent of all its processes.
     """
     with (
         pytest.MonkeyPatch.context() as patch,
-        # in /tmp, as the paths of sockets are short
+        # in /tmp because socket paths must be short
         tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder,
     ):
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -54,7 +54,7 @@ def two_workers() -> Iterator[int]:
 
 
 def processes_below(pid: int, name: str) -> list[int]:
-    """The processes that a process has started, directly or not, whose command begins so."""
+    """Return the descendants of a process whose command starts with this."""
     found = []
     for each in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):

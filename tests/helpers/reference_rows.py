@@ -1,4 +1,4 @@
-"""What the reference keeps of any architecture, by probabilities of llama.cpp's full cache."""
+"""The reference's rows for any architecture, from probabilities of llama.cpp's full cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from research.reference.cache import LayerCache
 from research.reference.compaction import compact
 from research.reference.eviction import EvictionParameters
 
-# Tokens that tell by their scores which layers look at the same rows.
+# Tokens whose scores show which layers share rows.
 N_PROBE = 8
 
 
@@ -26,7 +26,7 @@ def last_logits(llm: llama_cpp.Llama) -> np.ndarray:
 
 
 def read_chunks(llm: llama_cpp.Llama, tokens: list[int], size: int) -> np.ndarray:
-    """The logits behind each chunk."""
+    """Return the logits after each chunk."""
     logits = []
     for start in range(0, len(tokens), size):
         llm.eval(tokens[start : start + size])
@@ -35,14 +35,14 @@ def read_chunks(llm: llama_cpp.Llama, tokens: list[int], size: int) -> np.ndarra
 
 
 class ReferenceRows:
-    """What the NumPy reference keeps of each evicted layer, by probabilities it is given."""
+    """Selects the NumPy reference's rows of each evicted layer from given probabilities."""
 
     def __init__(self, llm: Llama, eviction: EvictionParameters, clear_margin: float) -> None:
         self.eviction = eviction
         self.clear_margin = clear_margin
         self.n_tokens = 0
-        self.caches: dict[int, LayerCache] = {}  # of the layers with rows of their own
-        self.own: dict[int, int] = {}  # the layer whose rows an evicted layer looks at
+        self.caches: dict[int, LayerCache] = {}  # layers with their own rows
+        self.own: dict[int, int] = {}  # the layer whose rows an evicted layer uses
         llm.eval(np.random.default_rng(1).integers(3, llm.n_vocab(), N_PROBE).tolist())
         seen: dict[bytes, int] = {}
         for layer in range(llm.text.n_layer):
@@ -69,7 +69,7 @@ class ReferenceRows:
             cache.append(nothing, nothing, positions)
 
     def check_rows(self, llm: Llama) -> None:
-        """The same rows; after a close choice, which rounding may decide, those that it has."""
+        """Check for the same rows; after a close choice, adopt the other rows."""
         if not self._is_clear:
             self._follow(llm)
         for layer, own in self.own.items():

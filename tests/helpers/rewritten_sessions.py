@@ -1,4 +1,4 @@
-"""Session files with other members, whose check sums in the archive are right."""
+"""Session files with changed members and valid checksums."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ HEADER, TOKENS, KV = "header.json", "tokens.bin", "kv.bin"
 
 
 def members_of(data: bytes) -> dict[str, bytes]:
-    """What is in a session file."""
+    """Return the members of a session file."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
 def session_of(members: dict[str, bytes]) -> bytes:
-    """A session file with these members."""
+    """Write a session file with these members."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, data in members.items():
@@ -29,7 +29,7 @@ def session_of(members: dict[str, bytes]) -> bytes:
 
 
 def with_sums(members: dict[str, bytes]) -> dict[str, bytes]:
-    """The members, with the sums of the others in the header, if that is a JSON object."""
+    """Return the members with updated checksums in the header, if that is a JSON object."""
     try:
         about = json.loads(members[HEADER])
     except (KeyError, ValueError, RecursionError):
@@ -41,7 +41,7 @@ def with_sums(members: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def change_header(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change what a session file says of its text."""
+    """Change the header of a session file."""
     members = members_of(file.read_bytes())
     about = json.loads(members[HEADER])
     change(about["header"])

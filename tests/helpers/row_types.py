@@ -1,4 +1,4 @@
-"""The types that K and V rows are stored in."""
+"""Types of stored K and V rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares a cache on a device with another, in a process of its own.
+"""Compare a cache on a device with one on the host, in a separate process.
 
 Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py DEVICE MODEL host KV_TYPE GPU_LAYERS composed|flash
@@ -20,10 +20,10 @@ Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py queueing MODEL waiting RECALL
        rows_on_a_device.py mock MODEL notes
 
-DEVICE is the endpoint of an RPC server, or several with commas between them, "gpu" for this
-machine's own, or "mock" for a GPU that is none (tests/native/cuda_on_cpu/device.cpp); "coarse" is
-one that rounds factors as tensor cores do, "flushing" one that takes denormal floats for zero,
-"queueing" one that computes nothing until it is waited for.
+DEVICE is the endpoint of an RPC server, or several separated by commas, "gpu" for this machine's
+GPU, or "mock" for a mock GPU (tests/native/cuda_on_cpu/device.cpp). Other mocks are "coarse", which
+rounds factors as tensor cores do, "flushing", which treats denormal floats as zero, and "queueing",
+which computes only when the host waits for it.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ from tiny_llama import (
 )
 
 # isort: split
-import llama_cpp  # after pyh2o, whose library it then runs on
+import llama_cpp  # after pyh2o, so that it uses pyh2o's library
 
-# cuBLAS would round what it multiplies to ten bits: right for speed, wrong for a comparison.
+# cuBLAS would round inputs to ten bits, which is fast but makes comparisons inexact.
 os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 
 CHUNK = 7
 N_POS = 64
 N_TOKENS = 231
-N_LAYERS = 4  # shared by a device and the CPU
+N_LAYERS = 4  # on a device and on the CPU
 GPU, MOCK, COARSE, FLUSHING, QUEUEING = "gpu", "mock", "coarse", "flushing", "queueing"
 MOCKS = (MOCK, COARSE, FLUSHING, QUEUEING)
-# Their kernels round as the CPU does not.
+# Their kernels round differently from the CPU's.
 ROUNDING = (GPU, COARSE)
 GPU_TOLERANCE = 2e-2
-# All layers here, and their large products, which a device would ask for.
+# All layers on the CPU with their large products, which a device would take.
 HOST = {"n_gpu_layers": 0, "op_offload": False}
 
 PROMPT = b"Once upon a time, in a town by the sea, there lived a clockmaker who"
@@ -88,12 +88,12 @@ made = partial(Llama, logits_all=True, n_threads=1, verbose=True)
 
 
 def devices(device: str) -> dict[str, Any]:
-    """Settings: all layers on the device."""
+    """Return settings with all layers on the device."""
     return {"n_gpu_layers": -1} if device in (GPU, *MOCKS) else {"rpc_servers": device}
 
 
 def mock_device() -> ctypes.CDLL:
-    """A GPU that is none; ggml has it once it is added."""
+    """Add a mock GPU to ggml."""
     ggml = max(ROOT.glob("build/*/llama.cpp/ggml"), key=lambda path: path.stat().st_mtime)
     sources = ROOT / "tests" / "native" / "cuda_on_cpu"
     return compile_library(
@@ -117,16 +117,16 @@ def compare_with_reference(
     size = int(tokens_at_once)
     tolerance = GPU_TOLERANCE if flash or device in ROUNDING else 1e-4
     sizes: list[int | tuple[int, int]] = [size] * (N_TOKENS // size)
-    if not flash:  # whose rounding needs text in which it decides nothing
+    if not flash:  # whose rounding needs a text without close choices
         sizes.insert(100 // size, (40, 95))  # partly evicted
-    # what one query attends to is small
+    # the attention of one query is small
     margin = 2e-6 if policy.startswith("snap:queries=1,") else CLEAR_MARGIN
     steps, reference = clear_steps(reference, np.random.default_rng(5), sizes, margin=margin)
     assert_same_steps(llm, steps, logits=tolerance, scores=10 * tolerance)
     assert llm.kv.compactions == reference.n_compactions > 10
     assert llm.kv.rebases == reference.n_rebases > 4
 
-    # The weights are there as well.
+    # The weights are on the device as well.
     assert (
         device_bytes(llm.text.model.address) > llm.kv.bytes_k + llm.kv.bytes_v + llm.kv.bytes_scores
     )
@@ -136,7 +136,7 @@ def compare_with_reference(
 def compare_with_host(
     device: str, path: str, kv_type: str, gpu_layers: str, attention: str
 ) -> None:
-    """Moved rows are the same bytes; rotated ones are rounded twice, by two computations."""
+    """Moved rows have the same bytes; rotated rows are rounded by two different computations."""
     settings = {"hh": 12, "recent": 9, "slack": CHUNK, "recall": 0, **stored_as(kv_type)}
     ops = {"flash_attn": attention == "flash", "attention": "ops"}
     place = {**devices(device), "n_gpu_layers": int(gpu_layers)}
@@ -154,7 +154,7 @@ def compare_with_host(
             most = 0 if on_host.kv.rebases == 0 else 0.1
             np.testing.assert_allclose(on_device.scores[seen], on_host.scores[seen], 0, most)
     logits = (llm.scores[: llm.n_tokens] for llm in (on_device, on_host, other))
-    assert_near(*logits, tolerance=0.15)  # one of so few rows is much
+    assert_near(*logits, tolerance=0.15)  # one of so few rows is a large share
     assert on_device.kv.compactions == on_host.kv.compactions > 10
     assert on_device.kv.rebases == on_host.kv.rebases == 1
     for llm in (on_device, on_host, other):
@@ -164,14 +164,14 @@ def compare_with_host(
 def compare_recall_with_host(
     device: str, path: str, kv_type: str, attention: str, gpu_layers: str = "-1"
 ) -> None:
-    """The same rows are archived, found and restored, before and after a re-base."""
+    """Check that the same rows are archived, retrieved and restored, before and after a re-base."""
     budget = {"hh": 24, "recent": 16, "slack": CHUNK, "recall": 20, "n_ctx": 64}
     types = {"recall_type": "f32", **stored_as(kv_type)}
     settings = {**budget, **types, "flash_attn": attention == "flash"}
     place = {**devices(device), "n_gpu_layers": int(gpu_layers)}
     if place["n_gpu_layers"] > 0:
-        place["attention"] = "ops"  # the host's own kernels would round otherwise
-    # a device with our kernels finds rows by another estimate
+        place["attention"] = "ops"  # the host's own kernels would round differently
+    # a device with our kernels retrieves rows by another estimate
     rounds = device in ROUNDING or (device in MOCKS and "attention" not in place)
     on_device = made(path, **settings, **place)
     on_host, other = (made(path, **settings, **HOST, attention=way) for way in ("ops", "auto"))
@@ -186,7 +186,7 @@ def compare_recall_with_host(
         if not rounds:
             seen = slice(start, on_host.n_tokens)
             np.testing.assert_allclose(on_device.scores[seen], on_host.scores[seen], 0, 0)
-    # other rows are found where factors have ten bits: 0.019 on the coarse mock, 0.028 on an H200
+    # 10-bit factors retrieve other rows: 0.019 on the coarse mock, 0.028 on an H200
     logits = (llm.scores[: llm.n_tokens] for llm in (on_device, on_host, other))
     assert_near(*logits, tolerance=0.05 if rounds else GPU_TOLERANCE)
     assert on_device.kv.rebases == on_host.kv.rebases == 1
@@ -199,7 +199,7 @@ def compare_recall_with_host(
 def compare_search_with_host(
     device: str, path: str, kv_type: str, gpu_layers: str, archive: str
 ) -> None:
-    """Rows are found on the device: all that are hidden, and then the best by another estimate."""
+    """Search on the device: first all evicted rows, then the best by another estimate."""
     settings = {"hh": 100, "recent": 100, "slack": 40, "recall": 150, "n_ctx": 230}
     settings |= {"recall_type": "f32", **stored_as(kv_type), "flash_attn": True}
     place = {**devices(device), "n_gpu_layers": int(gpu_layers)}
@@ -207,7 +207,7 @@ def compare_search_with_host(
     on_host, other = (made(path, **settings, **HOST, attention=way) for way in ("auto", "ops"))
     llms = (on_device, on_host, other)
     tokens = np.random.default_rng(6).integers(0, 384, 900).tolist()
-    n_all = 0  # tokens by which all rows are found
+    n_all = 0  # tokens after which all rows are retrieved
     for size in (40, 40, 1, 1, 1, 40, 1, 17, 5, 1, 40, *[40] * 14, *[1] * 30):
         for llm in llms:
             llm.eval(tokens[llm.n_tokens : llm.n_tokens + size])
@@ -229,9 +229,9 @@ def compare_search_with_host(
             assert most < 0.01 or device in ROUNDING
     assert_near(*logits(0, n_all))
     assert_near(*logits(n_all, on_host.n_tokens), tolerance=0.05)
-    # a token that comes alone attends to the passage that was looked at most
+    # a single token attends to the passage that was retrieved most
     assert on_device.kv.found_share == pytest.approx(on_host.kv.found_share, rel=0.02)
-    # as graphs of CUDA run again, with what kernels were given before
+    # CUDA graphs run again with the kernels' previous arguments
     for counter in ("n_replayed", "n_uncompared") if device in MOCKS else ():
         assert ctypes.c_uint64.in_dll(mock_device(), counter).value > 20
     looks = [llm.text.cache.found(llm.n_tokens) for llm in (on_device, on_host)]
@@ -247,12 +247,12 @@ def compare_search_with_host(
 def compare_with_going_on(
     device: str, path: str, kv_type: str, recall: str, gpu_layers: str = "-1"
 ) -> None:
-    """What is saved and loaded goes on as what was saved, bit for bit."""
+    """Check that a loaded state continues bit for bit like the saved text."""
     settings = {"hh": 24, "recent": 16, "slack": 20, "recall": int(recall), "n_ctx": N_POS}
     settings |= {**devices(device), "n_gpu_layers": int(gpu_layers), **stored_as(kv_type)}
     saved, loaded = made(path, **settings), made(path, **settings)
     rng = np.random.default_rng(8)
-    loaded.eval(random_tokens(rng, 30))  # what was there before must not matter
+    loaded.eval(random_tokens(rng, 30))  # the previous content must not matter
     for _ in range(3):
         saved.eval(random_tokens(rng, 50))
         loaded.load_kv_state(saved.kv_state(), saved.input_ids[: saved.n_tokens])
@@ -265,8 +265,11 @@ def compare_with_going_on(
 def compare_shared_layers(
     device: str, path: str, kv_type: str, gpu_layers: str, attention: str, kqv: str, most: str
 ) -> None:
-    """Some layers here and some there, as each number says: batches of a size that devices ask the
-    CPU for, and single tokens, before and after a compaction."""
+    """Put some layers on the device, as each number says.
+
+    Batches are large enough for the device to take the CPU's products, or single tokens, before and
+    after a compaction.
+    """
     chunk = int(most)
     budget = {"hh": min(chunk, 64), "recent": min(chunk, 64), "slack": chunk, "policy": "h2o"}
     settings = {**budget, "recall": 0, **stored_as(kv_type), "flash_attn": True}
@@ -278,7 +281,7 @@ def compare_shared_layers(
         for llm in (*shared, on_host, with_ops):
             llm.eval(tokens[llm.n_tokens : llm.n_tokens + size])
         if kv_type != "f16" and on_host.kv.compactions > 0:
-            continue  # other kernels round quantised rows otherwise, and other rows may stay
+            continue  # other kernels round quantised rows differently, so other rows may be kept
         for llm in shared:
             compare_rows(device, kv_type, llm, on_host, with_ops)
     sizes = [device_bytes(llm.text.model.address) for llm in shared]
@@ -291,7 +294,7 @@ def compare_shared_layers(
 
 
 def compare_streams_with_host(device: str, path: str, policy: str, recall: str) -> None:
-    """Prompts of several texts at once, and what queries of them find."""
+    """Read prompts of several texts at once, and compare the retrieved rows."""
     budget = Budget(
         EvictionSettings(policy=parse_policy(policy), recall_type="f32"),
         window=256,
@@ -324,7 +327,7 @@ def compare_streams_with_host(device: str, path: str, policy: str, recall: str) 
 
 
 def compare_rows(device: str, kv_type: str, shared: Llama, on_host: Llama, with_ops: Llama) -> None:
-    """The same rows in all layers that have some, and about the same scores."""
+    """Compare the rows of all layers, and the scores approximately."""
     for layer in range(on_host.text.n_layer):
         (positions, scores), (expected_positions, expected), (_, other) = (
             llm.kv_rows(layer) for llm in (shared, on_host, with_ops)
@@ -338,7 +341,7 @@ def compare_rows(device: str, kv_type: str, shared: Llama, on_host: Llama, with_
             else:
                 assert_near(*map(np.asarray, (scores, expected, other)), tolerance=0.1)
             continue
-        assert device in ROUNDING  # which decides what is close
+        assert device in ROUNDING  # this decides which choices are close
         for mine, theirs in zip(positions, expected_positions, strict=True):
             assert len(np.intersect1d(mine, theirs)) > 0.95 * len(theirs)
 
@@ -346,10 +349,10 @@ def compare_rows(device: str, kv_type: str, shared: Llama, on_host: Llama, with_
 def assert_near(
     mine: FloatArray, on_host: FloatArray, other: FloatArray, tolerance: float = GPU_TOLERANCE
 ) -> str:
-    """Logits or scores on a device are as near to the CPU's as rounding lets them be; how near.
+    """Compare logits or scores with the CPU's up to rounding. Return the difference.
 
-    With quantised weights or rows little becomes much. How much is measured: on the CPU, between
-    our kernel and ggml's ops.
+    Quantised weights or rows amplify rounding. The tolerance is measured on the CPU, between our
+    kernel and ggml's ops.
     """
     ours, usual = (np.abs(logits - on_host) for logits in (mine, other))
     assert np.isfinite(mine).all()
@@ -362,8 +365,10 @@ def assert_near(
 
 
 def compare_slack_with_host(device: str, path: str) -> None:
-    """A GPU has more by default, so that chunks are whole batches. A state goes where it is the
-    same."""
+    """Compare default slack: a GPU has more, so that chunks are whole batches.
+
+    A state loads only with the same slack.
+    """
     settings = {"n_ctx": 2048, "recall": 0, "policy": "h2o", "flash_attn": True}
     usual, more = 104, 512 if device in (GPU, *MOCKS) else 104
     on_host, with_more = (
@@ -389,7 +394,7 @@ def compare_slack_with_host(device: str, path: str) -> None:
 
 
 def compare_prefill_with_host(device: str, path: str, kv_type: str) -> None:
-    """The one compaction of an exact prefill moves rows of the larger cache."""
+    """The only compaction of an exact prefill moves rows of the larger cache."""
     settings = {"hh": 20, "recent": 20, "slack": CHUNK, "recall": 0, "attention": "ops"}
     settings |= {"flash_attn": True, "prefill": "exact", **stored_as(kv_type)}
     on_device, on_host = made(path, **settings, **devices(device)), made(path, **settings)
@@ -403,19 +408,19 @@ def compare_prefill_with_host(device: str, path: str, kv_type: str) -> None:
 
 
 class ByTheHost(H2O):
-    """The same scores from outside of the library: no device chooses by them."""
+    """Computes the library's scores outside of it, so that no device selects by them."""
 
 
 class MeanByTheHost(H2OMean):
-    """Likewise."""
+    """As `ByTheHost`."""
 
 
 class DecayByTheHost(H2ODecay):
-    """Likewise."""
+    """As `ByTheHost`."""
 
 
 class FarByTheHost(H2OFar):
-    """Likewise, bit for bit."""
+    """As `ByTheHost`, bit for bit."""
 
     def score(self, rows: HeadRows) -> npt.NDArray[np.floating[Any]]:
         rate = math.log(2) / self.half_life
@@ -432,7 +437,7 @@ BY_THE_HOST: dict[type[Policy], type[Policy]] = {
 
 
 def compare_choice_with_host(device: str, path: str, policy: str, gpu_layers: str) -> None:
-    """The same rows stay, bit for bit with their scores, whoever chooses them."""
+    """Check for the same rows with the same scores bit for bit, selected on either side."""
     native = parse_policy(policy)
     other = BY_THE_HOST[type(native)](
         **{name: getattr(native, name) for name in native.parameters()}
@@ -470,7 +475,7 @@ def compare_choice_with_host(device: str, path: str, policy: str, gpu_layers: st
     assert by_device.kv.rebases == by_host.kv.rebases > 0
     for llm in both:
         state = State(llm.kv_state(), llm.kv.used, llm.kv.bytes_archive)
-        state.rows[1].view(np.float16)[state.used[0] * 64] = np.nan  # devices have the last layers
+        state.rows[1].view(np.float16)[state.used[0] * 64] = np.nan  # devices get the last layers
         llm.load_kv_state(state.bytes(), llm.input_ids[: llm.n_tokens].copy())
         with pytest.raises(DecodeError):
             llm.eval(random_tokens(rng, 6))
@@ -478,7 +483,7 @@ def compare_choice_with_host(device: str, path: str, policy: str, gpu_layers: st
 
 
 def compare_turns_with_host(device: str, path: str, n_rebases: str) -> None:
-    """Keys that a re-base turns are the same bytes, wherever they lie."""
+    """Check that keys rotated by a re-base have the same bytes on either side."""
     settings = {"hh": 24, "recent": 8, "slack": 3, "recall": 12, "n_ctx": N_POS}
     settings |= {"flash_attn": True}
     both = on_device, on_host = [
@@ -503,7 +508,7 @@ def compare_turns_with_host(device: str, path: str, n_rebases: str) -> None:
                 for one in (mine, other)
             )
             np.testing.assert_array_equal(keys, expected)
-        # logits and what is archived, but not all keys
+        # logits and archived keys, but not all keys
         n_archived = on_device.kv.archived - before.archived
         per_cell = (before.bytes_k + before.bytes_v) // before.cells
         n_most = 4 * 384 * len(tokens) + (n_archived + before.used // 2) * per_cell
@@ -514,7 +519,7 @@ def compare_turns_with_host(device: str, path: str, n_rebases: str) -> None:
 
 
 def count_transfers(device: str, path: str, policy: str, deeper: str) -> None:
-    """Between the host and a device, as long as a compaction lasts and the tokens after it."""
+    """Count copies between the host and a device during a compaction and the tokens after it."""
 
     mock = mock_device()
 
@@ -532,14 +537,14 @@ def count_transfers(device: str, path: str, policy: str, deeper: str) -> None:
 
     assert transfers(deeper, CHUNK) == transfers(path, CHUNK) > 0
 
-    # what was collected is copied once more where somebody may break off
+    # the collected sums are copied again if the batch can be aborted
     for recall, n_copies in ((0, 0), (16, 1)):
         asked, unasked = (transfers(path, MIN_ABORTABLE - i, recall) for i in range(2))
         assert asked - unasked == n_copies
 
 
 def crossed(function: Callable[..., Any], *arguments: Any) -> list[int]:
-    """What a call reads of the device's memory and writes there, and how often it reads."""
+    """Return the bytes that a call reads and writes in device memory, and the number of reads."""
     counters = ("bytes_read", "bytes_written", "n_reads")
     values = [ctypes.c_uint64.in_dll(mock_device(), name) for name in counters]
     before = [value.value for value in values]
@@ -548,8 +553,10 @@ def crossed(function: Callable[..., Any], *arguments: Any) -> list[int]:
 
 
 def count_what_crosses(device: str, path: str, kv_type: str) -> None:
-    """Bytes: of a token its logits, and how much it looked at passages of the archive; of rows
-    those that come back. There is no memory for copies of archived rows."""
+    """Count the bytes of a token's logits and retrieval weights, and of restored rows.
+
+    There is no memory for copies of archived rows.
+    """
     os.environ["MOCK_FREE"] = str(2**30)
     budget = {"hh": 160, "recent": 100, "slack": 2 * CHUNK, "recall": 20}
     settings = {**budget, **stored_as(kv_type), "flash_attn": True}
@@ -566,13 +573,13 @@ def count_what_crosses(device: str, path: str, kv_type: str) -> None:
         if llm.kv.compactions == kv.compactions:
             assert n_read <= of_token
             continue
-        assert llm.kv.archived - kv.archived > CHUNK  # which the device writes where they belong
-        # a bit a row says what stays, and a word for each head whether its scores are numbers
+        assert llm.kv.archived - kv.archived > CHUNK  # the device writes these in place
+        # a bit per row says what stays, and a word per head whether its scores are finite
         n_bits = kv.bytes_scores // 32 + N_LAYERS * 2 * 4
         assert n_read <= 2 * of_token + 8 * n_archived + n_bits
         assert n_copies <= 5
 
-    # a mask of 16 bits for each row and token, but no weights of 32
+    # a 16-bit mask for each row and token, but no 32-bit weights
     while llm.kv.compactions == kv.compactions:
         kv = llm.kv
         llm.eval(rng.integers(0, 384, 1).tolist())
@@ -593,8 +600,10 @@ def count_what_crosses(device: str, path: str, kv_type: str) -> None:
 
 
 def compare_ring_with_host(device: str, path: str) -> None:
-    """What is found is right where codes of new pages lie before those of older ones, the oldest
-    pages have left, and the device has memory for the rows of some."""
+    """Check retrieval from a ring buffer of pages that wrapped around.
+
+    The oldest pages were dropped, and the device has memory for only some rows.
+    """
     os.environ["MOCK_FREE"] = str(2**30 + 2**17)
     settings = EvictionSettings(policy=parse_policy("streaming"), recall_type="f32", recall_mib=1)
     budget = Budget(settings, window=256, heavy=24, recent=24, slack=60, recall=60)
@@ -604,7 +613,7 @@ def compare_ring_with_host(device: str, path: str) -> None:
     for context in contexts:
         context.attach(budget)
     rng = np.random.default_rng(14)
-    n = first = 58 * 128  # there is room for 64 pages
+    n = first = 58 * 128  # 64 pages fit
     for size in (*[60] * 18, *[1] * 10, 60):
         tokens = rng.integers(0, 384, size).tolist()
         looks = []
@@ -621,7 +630,7 @@ def compare_ring_with_host(device: str, path: str) -> None:
 
 
 def compare_without_pinned_memory(device: str, path: str) -> None:
-    """The CPU looks for rows from where there is none on, and finds what it would have found."""
+    """The CPU searches from the first row without memory on, and retrieves the same rows."""
     settings = {"hh": 24, "recent": 16, "slack": 40, "recall": 20, "n_ctx": N_POS}
     left = ctypes.c_uint64.in_dll(mock_device(), "pinned_left")
     made_here = partial(made, path, **settings, **devices(device), flash_attn=True)
@@ -639,13 +648,13 @@ def compare_without_pinned_memory(device: str, path: str) -> None:
 
 
 def compare_with_waiting(device: str, path: str, recall: str) -> None:
-    """Whatever follows a batch whose results nobody has read waits until these are there."""
+    """Check that every operation waits for the results of the previous batch."""
     waiting, hasty = (logits_of_changes(path, int(recall), waits=waits) for waits in (True, False))
     np.testing.assert_array_equal(hasty, waiting)
 
 
 def logits_of_changes(path: str, recall: int, *, waits: bool) -> FloatArray:
-    """Behind everything that may be done to a text, a batch before each; and what was looked at."""
+    """Return logits after every operation, each after a batch, and the retrieval weights."""
     context = Context(Path(path), flash_attention=True)
     settings = EvictionSettings(policy=parse_policy("h2o-far:near=4,half_life=20"))
     context.attach(Budget(settings, window=256, heavy=24, recent=24, slack=60, recall=recall))
@@ -682,7 +691,7 @@ def logits_of_changes(path: str, recall: int, *, waits: bool) -> FloatArray:
         cache.clear(alone=True, zero=True)
         ends[:] = 0, 0
 
-    for _ in range(21 if recall else 3):  # more than are in one piece of pinned memory
+    for _ in range(21 if recall else 3):  # more than fit into one block of pinned memory
         read((54, 10))
     n_saved = ends[0]
     for change in (
@@ -712,7 +721,7 @@ def logits_of_changes(path: str, recall: int, *, waits: bool) -> FloatArray:
 
 
 def check_notes(device: str, path: str) -> None:
-    """Once, and only where it is so."""
+    """Check that each note is printed once, and only if it applies."""
     settings = {"hh": 24, "recent": 16, "slack": 20, "n_ctx": 64, "flash_attn": True}
     tokens = np.random.default_rng(8).integers(0, 384, 80).tolist()
 
@@ -740,7 +749,7 @@ def check_notes(device: str, path: str) -> None:
 
 
 def refuse_split_heads(device: str, path: str) -> None:
-    """A compaction chooses rows head by head: all heads of a layer have to be in one place."""
+    """Compaction selects rows head by head, so all heads of a layer must be on one device."""
     with pytest.raises(UnsupportedModelError, match="split_mode = LLAMA_SPLIT_MODE_LAYER"):
         Llama(
             path,
@@ -752,11 +761,11 @@ def refuse_split_heads(device: str, path: str) -> None:
 
 
 def compare_text(device: str, path: str, n_tokens: str) -> None:
-    """Logits along a greedy text of the CPU."""
+    """Compare logits along a greedy text of the CPU."""
     n = int(n_tokens)
     on_cpu = logits_along(path, n, **HOST)
     text = on_cpu.argmax(axis=1).tolist()
-    # rows of 16 bits are rounded where a device rounds factors
+    # 16-bit rows are rounded if a device rounds factors
     with_ops = logits_along(path, n, text, **HOST, **EXACT_ROWS, attention="ops")
     on_device = logits_along(path, n, text, **devices(device))
     line = assert_near(on_device, on_cpu, with_ops)
@@ -768,7 +777,7 @@ def compare_text(device: str, path: str, n_tokens: str) -> None:
 
 
 def logits_along(path: str, n: int, text: list[int] | None = None, **settings: Any) -> FloatArray:
-    """[n, n_vocab] before each token behind a prompt: of a text, or the likeliest ones."""
+    """Return [n, n_vocab] before each token after a prompt: of a text, or greedily sampled."""
     budget = {"hh": 20, "recent": 20, "slack": 16, "recall": 0}
     rows = []
     with Llama(path, **budget, **settings, logits_all=True, verbose=False) as llm:

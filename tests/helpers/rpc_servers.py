@@ -1,4 +1,4 @@
-"""Servers that compute layers for others, each a process of this machine."""
+"""Servers that compute layers for other processes, each a process of this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RPCServer:
     """`pyh2o rpc-server` on a free port.
 
     Attributes:
-        notes: what it said until it listened.
+        notes: its output until it listened.
         address: host:port.
     """
 
@@ -36,19 +36,19 @@ class RPCServer:
         self.address = found[1]
 
     def end(self) -> tuple[int, str]:
-        """Wait for its end: the exit code, and what else it said."""
+        """Wait for its end. Return the exit code and the remaining output."""
         _, notes = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, notes.decode()
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill it, as a crash would."""
         self.process.kill()
         self.process.communicate(timeout=PATIENCE)
 
 
 @contextmanager
 def rpc_server() -> Iterator[str]:
-    """The address of a server on loopback."""
+    """Return the address of a loopback server."""
     server = RPCServer()
     try:
         yield server.address
@@ -57,7 +57,7 @@ def rpc_server() -> Iterator[str]:
 
 
 def unused_address() -> str:
-    """An address on loopback where nobody listens."""
+    """Return a loopback address without a server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{free.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Compares results of `pyh2o.Llama` with those of `llama_cpp.Llama`."""
+"""Compare results of `pyh2o.Llama` with those of `llama_cpp.Llama`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-# Logits differ in the last bits if eviction is on: it has other nodes in the graph.
+# With eviction the graph has other nodes, so logits differ in the last bits.
 ROUNDING = 1e-4
 
 
 def assert_equal(expected: Any, actual: Any) -> None:
-    """Equal, but for the name and time of a response and the last bits of its numbers."""
+    """Compare responses, except for id, time and the last bits of numbers."""
     if hasattr(expected, "model_dump"):  # OpenAI's classes
         expected, actual = expected.model_dump(), actual.model_dump()
     if isinstance(expected, dict):
@@ -32,8 +32,8 @@ def assert_equal(expected: Any, actual: Any) -> None:
 def as_llama_cpp_names(result: Any) -> Any:
     """Name the tokens of log probabilities as llama_cpp does.
 
-    There, those that are no whole text are "", of several alternatives with the same text one is
-    left, and in a chat the token itself is one of them.
+    It shows incomplete characters as "", keeps one of several alternatives with the same text, and
+    includes the token itself among the alternatives in a chat.
     """
     if not isinstance(result, dict):
         return [as_llama_cpp_names(chunk) for chunk in result]

@@ -1,4 +1,4 @@
-"""Answers that are sampled in other tokens than those that the tokenizer cuts them into."""
+"""Answers sampled as other tokens than the tokenizer would produce."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llama_cpp import LlamaGrammar
 from tiny_chat import MARKS
 from tiny_tokens import BYTE_0, EOS
 
-# The tokens are a, b, aa, ab, ba and bb, which a tiny model draws about as often, and the space.
+# The tokens are a, b, aa, ab, ba and bb, which a tiny model samples about equally, and the space.
 LETTERS, SPACED = "root ::= [ab]+", "root ::= [ab] [ab ]*"
 NO_END_AND_NO_BYTES = {
     **{BYTE_0 + byte: -100.0 for byte in range(256)},
@@ -19,7 +19,7 @@ NO_END_AND_NO_BYTES = {
 
 
 def sampled_alone(grammar: str = LETTERS) -> dict[str, Any]:
-    """Arguments that draw such answers."""
+    """Return arguments that sample such answers."""
     return {
         "grammar": LlamaGrammar.from_string(grammar, verbose=False),
         "logit_bias": NO_END_AND_NO_BYTES,
@@ -29,10 +29,10 @@ def sampled_alone(grammar: str = LETTERS) -> dict[str, Any]:
 
 
 def said(content: str, *, by: str = "user") -> Any:
-    """A message."""
+    """Return a message."""
     return {"role": by, "content": content}
 
 
 def words(rng: np.random.Generator, n: int) -> str:
-    """So many of them, of four letters each."""
+    """Return `n` words of four letters."""
     return " ".join("".join(map(chr, rng.integers(97, 123, 4))) for _ in range(n))

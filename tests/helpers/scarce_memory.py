@@ -1,4 +1,4 @@
-"""Tests that take memory away from a process."""
+"""Limit the memory of a process in tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def can_limit_memory() -> bool:
-    """Not on macOS, nor where the kernel is emulated, nor with a sanitizer, which takes all."""
+    """Return False on macOS, an emulated kernel, or with a sanitizer, which reserves all memory."""
     if not sys.platform.startswith("linux") or "asan" in os.environ.get("LD_PRELOAD", ""):
         return False
     limits = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,6 +1,6 @@
-"""The tiny model for `chat`, whose draws are written by the test; the conversation is the real one.
+"""The tiny model for `chat` with sampled tokens specified by the test; the conversation is real.
 
-The numbers of its cache are made up, so that they stand in the tests as they are shown.
+The numbers of its cache are made up, so that tests contain them as shown.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ SETTINGS: dict[str, Any] = {"n_ctx": 1000, "hh": 400, "recent": 400, "slack": 10
 
 @dataclass
 class Script:
-    """What the model draws for one message: texts (or actions) in turn, a token for each byte.
+    """What the model samples for one message: texts or actions in turn, a token per byte.
 
-    Then it ends its text, unless `room` says that no positions are left by then.
+    Then it ends its text, unless `room` says that no positions are left.
     """
 
     pieces: list[str | Callable[[], None]]
@@ -45,22 +45,22 @@ class Script:
 
 @dataclass
 class ScriptedModel(LoadedModel):
-    """What `chat` and `ask` load.
+    """The model that `chat` and `ask` load.
 
     Attributes:
-        answers: what it says to the next messages, or the errors it raises instead.
-        changes: numbers of the cache that are other than usual.
+        answers: answers to the next messages, or errors to raise instead.
+        changes: non-default numbers of the cache.
     """
 
     answers: deque[Script | Exception] = field(default_factory=deque)
     changes: dict[str, Any] = field(default_factory=dict)
 
     def say(self, *texts: str) -> None:
-        """Let these be the next answers."""
+        """Set the next answers."""
         self.answers.extend(Script([text]) for text in texts)
 
     def n_text(self, *exchanges: tuple[str, str], system: str | None = None) -> int:
-        """Tokens of a conversation of these messages and answers."""
+        """Count the tokens of a conversation of these messages and answers."""
         template = ChatTemplate(self.llm.text.model, system)
         if not exchanges:
             return len(template.opening)
@@ -73,9 +73,9 @@ class ScriptedModel(LoadedModel):
     def footer(
         self, *exchanges: tuple[str, str], system: str | None = None, cut: bool = False
     ) -> str:
-        """The line under the last answer: half a second for the reading and for each token.
+        """Return the line under the last answer: half a second for reading and for each token.
 
-        Where the answer was `cut`, its last token is evaluated with the next message.
+        If the answer was `cut`, its last token is evaluated with the next message.
         """
         _, answer = exchanges[-1]
         count, speed = f"{len(answer.encode())} tokens", " · 2.0 tokens/s"
@@ -85,17 +85,17 @@ class ScriptedModel(LoadedModel):
         return f"{count}{speed} · first after 0.5 s · {self.cache(used)}\n"
 
     def empty_footer(self, used: int) -> str:
-        """The line under an answer without a token."""
+        """Return the line under an answer without tokens."""
         return f"0 tokens · {self.cache(used)}\n"
 
     @staticmethod
     def cache(used: int) -> str:
-        """The cache as a footer shows it."""
+        """Return the cache as a footer shows it."""
         return f"remembers all {used} tokens"
 
 
 class RecordedConversation(Conversation):
-    """The real one, which also keeps what the test wants to know."""
+    """The real conversation, which also records its calls."""
 
     last: RecordedConversation
 
@@ -129,18 +129,18 @@ class RecordedConversation(Conversation):
 
 
 def ticking_clock() -> Iterator[float]:
-    """Half a second passes with each look at the clock."""
+    """Advance the clock by half a second at each call."""
     return (tick / 2 for tick in itertools.count())
 
 
 def open_chat_model(folder: Path) -> Llama:
-    """The model for `scripted_chat`; opened once, as its weights do not matter."""
+    """Return the model for `scripted_chat`; opened once, as its weights do not matter."""
     path = write_tiny_gguf(folder / "tiny.gguf", seed=17, chat_template=CHAT_TEMPLATE)
     return tiny_llama(path, **SETTINGS)
 
 
 def scripted_chat(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
-    """Let `chat` load the model."""
+    """Make `chat` load the model."""
     model = ScriptedModel(llm)
 
     class ScriptedWriter:
@@ -178,27 +178,27 @@ def scripted_chat(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
 
 
 # -------------------------------------------------------------------------------------------------
-# What came of a chat
+# Results of a chat
 # -------------------------------------------------------------------------------------------------
 
 
 def said() -> list[str]:
-    """The messages that reached the model."""
+    """Return the messages that the model received."""
     return RecordedConversation.last.said
 
 
 def answers_of() -> list[tuple[str, str]]:
-    """The turns that the last conversation has at its end."""
+    """Return the last turns of the conversation."""
     return [(turn.user, turn.answer) for turn in RecordedConversation.last.turns]
 
 
 def notes_of(output: Output) -> list[str]:
-    """The notes without the footers."""
+    """Return the notes without the footers."""
     return [line for line in output.notes.splitlines() if " · remembers " not in line]
 
 
 class Person(ScriptSource):
-    """Somebody who types these lines, and is shown what is asked."""
+    """A user who types these lines, and records the prompts shown."""
 
     interactive = True
 
@@ -211,7 +211,7 @@ class Person(ScriptSource):
 
 
 def chat_with(person: Person, *arguments: str) -> Output:
-    """`pyh2o chat` of a person."""
+    """Run `pyh2o chat` for a user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "open_source", lambda *_, **__: person)
         return run("chat", *arguments)

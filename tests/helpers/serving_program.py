@@ -1,4 +1,4 @@
-"""`pyh2o serve`, and `pyh2o chat --web`, as programs of their own."""
+"""`pyh2o serve` and `pyh2o chat --web` as separate processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUTSIDE = Path(__file__).parent
 
 
 class Program:
-    """A command that serves as a process, and what it says."""
+    """A serving command as a process, with its output."""
 
     def __init__(
         self, *arguments: str | Path | int, command: str = "serve", **variables: str
@@ -39,7 +39,7 @@ class Program:
         self.process.wait(PATIENCE)
 
     def address(self) -> str:
-        """Where it listens, once it does."""
+        """Return the address, once it listens."""
         while not (found := re.search(r"http://\S+/v1", self.notes)):
             assert self.process.stderr is not None
             line = self.process.stderr.readline()
@@ -52,13 +52,13 @@ class Program:
         return int(self.address().removesuffix("/v1").rpartition(":")[2])
 
     def end(self) -> int:
-        """Wait for its end; returns the exit code."""
+        """Wait for its end. Return the exit code."""
         assert self.process.stderr is not None
         self.notes += self.process.stderr.read()
         return self.process.wait(PATIENCE)
 
     def stop(self) -> None:
-        """Ctrl-C; it ends in order."""
+        """Press Ctrl-C and wait for a clean exit."""
         self.process.send_signal(signal.SIGINT)
         assert self.end() == 0
         assert "Traceback" not in self.notes

@@ -1,4 +1,4 @@
-"""A client of the sessions of a server, in a folder of their own."""
+"""A client of a server's sessions in a separate folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SESSIONS = "/v1/sessions"
 
 
 class SessionClient:
-    """Asks a server, and reads its events."""
+    """Sends requests to a server, and reads its events."""
 
     def __init__(self, server: LoopbackServer) -> None:
         self.server = server
@@ -26,7 +26,7 @@ class SessionClient:
         return ask(self.server.port, method, SESSIONS + quote(route, safe="/?=&%+"), body)
 
     def got(self, route: str, method: str = "GET", body: Any = None) -> Any:
-        """What is answered to a request that is answered."""
+        """Return the reply to a successful request."""
         reply = self.ask(method, route, body)
         assert reply.status == 200, reply.body[:500]
         return reply.json
@@ -35,20 +35,20 @@ class SessionClient:
         return self.got("", "POST", {"name": name, "sampling": {"seed": 1}, **body})
 
     def names(self) -> list[str]:
-        """Of all sessions."""
+        """Return the names of all sessions."""
         return sorted(each["name"] for each in self.got("")["data"])
 
     def chat(self, name: str, *messages: str, answer: str = "so be it") -> None:
-        """A conversation that has been had."""
+        """Create a conversation with messages."""
         turns = [{"user": message, "answer": answer} for message in messages]
         self.begin(name, turns=turns)
 
     def story(self, name: str, text: str) -> None:
-        """A story of which nothing is read yet."""
+        """Create a story that is not read yet."""
         self.begin(name, kind="story", text=text)
 
     def said(self, name: str) -> list[str]:
-        """The messages of a conversation."""
+        """Return the messages of a conversation."""
         return [turn["user"] for turn in self.got(f"/{name}")["turns_list"]]
 
     def refused(self, method: str, route: str, body: Any = None, status: int = 400) -> str:
@@ -57,17 +57,17 @@ class SessionClient:
         return str(reply.error["message"])
 
     def events(self, route: str, **body: Any) -> list[dict[str, Any]]:
-        """The events of an answer, up to the end."""
+        """Return the events of an answer."""
         reply = self.ask("POST", route, body)
         assert reply.status == 200, reply.body[:500]
         return reply.events
 
     def say(self, name: str, message: str, **body: Any) -> dict[str, Any]:
-        """The last event of an answer to a message."""
+        """Return the last event of an answer to a message."""
         return self.done(f"/{name}/answers", message=message, **body)
 
     def done(self, route: str, **body: Any) -> dict[str, Any]:
-        """The last event of an answer, whose pieces are its text."""
+        """Return the last event of an answer, after checking that its deltas form its text."""
         events = self.events(route, **body)
         done = events[-1]
         assert done["type"] == "done", events
@@ -76,7 +76,7 @@ class SessionClient:
 
     @contextlib.contextmanager
     def answering(self, route: str, **body: Any) -> Iterator[http.client.HTTPResponse]:
-        """An answer that has begun; it is left at the end."""
+        """Start an answer, and disconnect at the end."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE)
         headers = {"Content-Type": "application/json"}
         connection.request("POST", SESSIONS + route, json.dumps(body).encode(), headers)

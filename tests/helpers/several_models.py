@@ -1,4 +1,4 @@
-"""Several tiny models for one server, and what became of each."""
+"""Several tiny models for one server, with load counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRAINED = 128
 
 
 def write_models(folder: Path) -> dict[str, Path]:
-    """Two models that write, and one for embeddings."""
+    """Write two models that generate, and one for embeddings."""
     paths = {
         name: write_tiny_gguf(
             folder / f"{name}.gguf", seed=seed, n_ctx_train=1024, chat_template=CHAT_TEMPLATE
@@ -41,12 +41,12 @@ def write_encoder(path: Path) -> Path:
 
 
 class Loads:
-    """Loads models, and counts it.
+    """Loads models and counts loads.
 
     Attributes:
         counts: how often each was loaded.
-        held: names of models that are not loaded before `go_on` is set.
-        failures: by name, what is raised in the place of a model.
+        held: names of models that wait for `go_on` before they load.
+        failures: by name, raised instead of loading a model.
     """
 
     def __init__(self, paths: dict[str, Path], limits: Limits | None = None) -> None:
@@ -58,13 +58,13 @@ class Loads:
         self.failures: dict[str, Exception] = {}
 
     def models(self, *names: str) -> ServedModels:
-        """For a server; the first of them is loaded."""
+        """Return a server's models; the first of them is loaded."""
         models = ServedModels([self.source(name) for name in names], self.limits)
         models.start(lambda _: None)
         return models
 
     def source(self, name: str, *, texts: int = 2, needed_bytes: int = 0) -> ModelSource:
-        """A model as a server takes it."""
+        """Return a model as a server expects it."""
         embeds = name == "bert"
         load = self._embedding if embeds else self._writing
 

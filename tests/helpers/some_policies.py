@@ -10,7 +10,7 @@ RESEARCH = Path(__file__).parents[2] / "research" / "policies"
 
 
 def in_research(text: str) -> str:
-    """A policy of research/policies, by its file and class: "keydiff:KeyDiff"."""
+    """Return a policy of research/policies by its file and class: "keydiff:KeyDiff"."""
     file, colon, name = text.partition(":")
     return f"{RESEARCH / file}.py{colon}{name}"
 
@@ -20,7 +20,7 @@ EXAMPLES = [
     *map(in_research, ("one_choice:H2OLayer", "one_choice:H2OCells", "random_rows:NACL")),
 ]
 
-# Some of those that have parameters, with all of them changed.
+# Policies with parameters, all changed.
 CHANGED: list[Policy] = [
     H2ODecay(half_life=210.5),
     RoCo(guard=0.1),

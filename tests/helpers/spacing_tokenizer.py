@@ -1,4 +1,4 @@
-"""A tokenizer that is not llama.cpp's."""
+"""A tokenizer other than llama.cpp's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class SpacingTokenizer:
-    """Decodes as Hugging Face's Llama tokenizers do: no space before the first word of a text."""
+    """Decodes like Hugging Face's Llama tokenizers: no space before the first word of a text."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.pieces = pieces

@@ -1,4 +1,4 @@
-"""Tiny models with the chat templates of real ones, which say what a test wants."""
+"""Tiny models with the chat templates of real ones, which generate given answers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from chat_templates import template
 from pyh2o.writing.sampler import Sampler
 from tiny_gguf import write_tiny_gguf
 
-# Special tokens of the templates' marks; those of thoughts and calls are seen in a text.
+# Special tokens of the templates' marks; those of reasoning and calls also match in ordinary text.
 CONTROL = ("<|im_start|>", "<|im_end|>", "<|channel|>", "<|message|>", "<|start|>", "<|end|>")
 SEEN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>")
 
 
 def write_speaker(path: Path, name: str, **sizes: Any) -> Path:
-    """A model with the template of this name."""
+    """Write a model with the template of this name."""
     marks = dict.fromkeys(CONTROL, TokenType.CONTROL)
     marks |= dict.fromkeys(SEEN, TokenType.USER_DEFINED)
     given = {"seed": 5, "n_ctx_train": 4096, "bpe": True, **sizes}
@@ -27,7 +27,7 @@ def write_speaker(path: Path, name: str, **sizes: Any) -> Path:
 
 
 def let_say(monkeypatch: pytest.MonkeyPatch) -> deque[str]:
-    """What models say in their next answers, as far as a grammar lets them; then they end."""
+    """Set the next answers of models, as far as a grammar allows them; then they end."""
     answers: deque[str] = deque()
     make, sample = Sampler.__init__, Sampler.sample
     left: dict[int, deque[int]] = {}

@@ -1,4 +1,4 @@
-"""A saved state, taken apart and put together again with the right checksum."""
+"""Parse a saved state, and assemble it again with a valid checksum."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from checksums import checksum
 from pyh2o.core.states import HEADER_BYTES
 
 N_LAYER, N_HEAD, N_HEAD_KV, HEAD_SIZE = 2, 4, 2, 32
-# Of the tiny model whose states these are.
+# Sizes of the tiny model whose states these are.
 SIZES = {"n_layer": N_LAYER, "n_head": N_HEAD, "n_head_kv": N_HEAD_KV, "head_size": HEAD_SIZE}
 
 
 class RecallPart:
-    """What a state says of a stream's archive, and of the tokens that are none of it yet."""
+    """A state's record of a stream's archive, and of the tokens that are not archived yet."""
 
-    # in front of the pages, which have the same numbers
+    # before the pages, which have the same numbers
     ARCHIVE = np.dtype(
         [("magic", "<u8"), ("layout", "<u8")]
         + [(name, "<i4") for name in ("begin", "first", "next", "page")]
@@ -53,7 +53,7 @@ class RecallPart:
 
     @property
     def page_size(self) -> int:
-        """Bytes of a page, of a text that is archived from its start."""
+        """Return the bytes of a page, of a text that is archived from its start."""
         return len(self.pages) // ((int(self.archive["next"][0]) - 1) // self.N_PAGE + 1)
 
     def bytes(self) -> bytes:
@@ -64,12 +64,12 @@ class RecallPart:
 
 
 class State:
-    """A state of one stream, taken apart into the arrays it is made of.
+    """A state of one stream as separate arrays.
 
     Args:
         data: the state of a text, or of its cache.
         n_used: cells in use.
-        bytes_archive: that the pages of its archive take; None without recall.
+        bytes_archive: size of the pages of its archive; None without recall.
     """
 
     HEAD = np.dtype(
@@ -80,7 +80,7 @@ class State:
         + [(name, "<u8") for name in ("n_compactions", "n_cells_freed", "n_rows_evicted")]
         + [(name, "<u8") for name in ("n_rows_moved", "n_rebases", "t_compactions", "t_rebases")]
     )
-    N_CELLS, ROW, RING = 256, HEAD_SIZE * 2, HEAD_SIZE * N_HEAD * 4  # of f16 rows; of a query
+    N_CELLS, ROW, RING = 256, HEAD_SIZE * 2, HEAD_SIZE * N_HEAD * 4  # size of f16 rows; of a query
 
     def __init__(self, data: bytes, n_used: int, bytes_archive: int | None = None) -> None:
         self._data = data
@@ -110,7 +110,7 @@ class State:
         assert self._at + 8 == len(data)
 
     def _fits(self, at: int, n_used: int) -> bool:
-        """Whether the numbers of the stream begin here: the rest is then as long as they say."""
+        """Return whether the stream's numbers start here: then they imply the remaining length."""
         if at + self.HEAD.itemsize > len(self._data):
             return False
         head = np.frombuffer(self._data, self.HEAD, 1, at)[0]
@@ -128,7 +128,7 @@ class State:
         return array
 
     def of_row(self, layer: int, head: int, i: int) -> int:
-        """Where the lists have the row of the i-th cell in use."""
+        """Return the index of the row of the i-th used cell in the lists."""
         return head * self.N_CELLS + int(self.used[i])
 
     def bytes(self) -> bytes:

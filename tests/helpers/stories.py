@@ -1,4 +1,4 @@
-"""What the tests of stories share: stories written in one go, or cut and saved in between."""
+"""Shared by the tests of stories: stories generated in one go, or interrupted and saved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOPING = Sampling(temperature=0, repeat_penalty=1)
 
 @dataclasses.dataclass
 class Result:
-    """A story written to an end: its tokens, its text and why it ended."""
+    """A finished story: its tokens, its text and why it ended."""
 
     tokens: list[int]
     text: str
@@ -30,7 +30,7 @@ class Result:
 
 
 def whole(llm: Llama, count: int, **settings: Any) -> Result:
-    """A story written in one go."""
+    """Return a story generated in one go."""
     tale = Story(llm, PROMPT, **settings)
     text = "".join(tale.write(count))
     return result(tale, text)
@@ -42,7 +42,7 @@ def result(tale: Story, text: str) -> Result:
 
 
 def in_pieces(llms: Sequence[Llama], path: Path, lengths: Sequence[int], **settings: Any) -> Result:
-    """The same, saved after each of the lengths and loaded in the next model."""
+    """Return the same story, saved after each of the lengths and loaded by the next model."""
     tale = Story(llms[0], PROMPT, **settings)
     text = ""
     for number, length in enumerate(lengths):
@@ -54,6 +54,6 @@ def in_pieces(llms: Sequence[Llama], path: Path, lengths: Sequence[int], **setti
 
 
 def cuts(rng: np.random.Generator, total: int, pieces: int = 5) -> list[int]:
-    """`total` cut into pieces at random."""
+    """Return random parts with the sum `total`."""
     ends = sorted(rng.choice(np.arange(1, total), pieces - 1, replace=False).tolist())
     return [end - begin for begin, end in pairwise([0, *ends, total])]

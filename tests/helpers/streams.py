@@ -1,4 +1,4 @@
-"""A llama.cpp context with several sequences, without the classes of llama_cpp around it."""
+"""A llama.cpp context with several sequences, without llama_cpp's classes."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Context:
         self.of: list[KVCache] = []
 
     def attach(self, budget: Budget) -> None:
-        """Let it evict."""
+        """Enable eviction."""
         budget = attach(self.address, budget)
         self.of = [KVCache(self.address, seq_id, budget, evicting=True) for seq_id in range(N_SEQ)]
 
     def decode(self, chunks: dict[int, tuple[int, list[int]]]) -> int:
-        """Decode {sequence: (first position, tokens)} in one batch; llama_decode's status."""
+        """Decode {sequence: (position, tokens)} in one batch. Return llama_decode's status."""
         n_tokens = sum(len(tokens) for _, tokens in chunks.values())
         batch = llama_cpp.llama_batch_init(n_tokens, 0, 1)
         i = 0
@@ -71,7 +71,7 @@ class Context:
         return status
 
     def copied(self, path: Path, budget: Budget) -> Context:
-        """Another context of the same model, with the state of this one."""
+        """Return another context of the same model with the state of this one."""
         size = llama_cpp.llama_state_get_size(self.context)
         state = (ctypes.c_uint8 * size)()
         assert llama_cpp.llama_state_get_data(self.context, state, size) == size

@@ -1,6 +1,6 @@
-"""The architectures of tiny random models: what each stores beside the sizes, and its tensors.
+"""Architectures of tiny random models: their header fields and tensors.
 
-Those with windows, and their relatives, are in `tiny_windowed`.
+`tiny_windowed` has those with windows and their relatives.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ def _add_llama_with_longrope(model: TinyModel) -> None:
 
 
 def _add_qwen2(model: TinyModel) -> None:
-    """Rotates pairs (i, i + half), and adds a bias before."""
+    """Rotate pairs (i, i + half), and add a bias before."""
     _add_llama(model)
     for layer in model.layers():
         model.attention_biases(layer)
 
 
 def _add_stablelm(model: TinyModel) -> None:
-    """Rotates a quarter of a head's elements only."""
+    """Rotate only a quarter of a head's elements."""
     model.sizes(n_rot=model.head_size // 4, layer_norm=True)
     model.output(bias=True)
     model.blocks(TinyModel.query_key_value, bias=True)
 
 
 def _add_hunyuan(model: TinyModel) -> None:
-    """Scales the elements of keys after it rotated them."""
+    """Scale the elements of keys after their rotation."""
     _add_llama(model)
     for layer in model.layers():
         model.head_norms(layer, gain=1.0)
 
 
 def _add_grok(model: TinyModel) -> None:
-    """Attention logits are scaled and capped at once; the feed-forward block is the one expert."""
+    """Attention logits are scaled and capped; the feed-forward block is the only expert."""
     model.sizes()
     model.store(attn_output_scale=model.head_size**-0.5, attn_logit_softcapping=6.0)
     model.store(embedding_scale=1.0, logit_scale=1.0)
@@ -77,7 +77,7 @@ def _add_grok(model: TinyModel) -> None:
 
 
 def _add_gpt2(model: TinyModel) -> None:
-    """Positions enter as an embedding of their own, which all later layers compute with."""
+    """Positions are added as an embedding, so all later layers depend on them."""
     model.store(layer_norm_eps=1e-5)
     model.vector("position_embd.weight", model.normal(model.n_ctx_train, model.n_embd))
     model.output(bias=True)
@@ -86,7 +86,7 @@ def _add_gpt2(model: TinyModel) -> None:
 
 
 def _add_mamba(model: TinyModel) -> None:
-    """A state instead of a KV cache."""
+    """A recurrent state instead of a KV cache."""
     model.store(layer_norm_rms_eps=1e-5)
     model.output()
     for layer in model.layers():
@@ -95,7 +95,7 @@ def _add_mamba(model: TinyModel) -> None:
 
 
 def _add_bloom(model: TinyModel) -> None:
-    """Positions enter as a bias on the attention logits (ALiBi)."""
+    """Positions enter as a bias on attention logits (ALiBi)."""
     model.store(layer_norm_eps=1e-5)
     model.norm("token_embd_norm", model.n_embd, bias=True)
     model.output(bias=True)
@@ -104,10 +104,10 @@ def _add_bloom(model: TinyModel) -> None:
 
 
 def _add_bert(model: TinyModel) -> None:
-    """Every token sees the whole text at once; there is no cache."""
+    """Every token attends to the whole text; there is no cache."""
     model.store(layer_norm_eps=1e-12, causal_attention=False, pooling_type=PoolingType.MEAN)
     model.store(token_type_count=2)
-    # llama.cpp adds rows of these as they lie, which it does in F32 only.
+    # llama.cpp adds these rows without conversion, which works only in F32.
     model.vector("token_types.weight", model.normal(2, model.n_embd))
     model.vector("position_embd.weight", model.normal(model.n_ctx_train, model.n_embd))
     model.norm("token_embd_norm", model.n_embd, bias=True)
@@ -145,7 +145,7 @@ def _add_deepseek2(model: TinyModel) -> None:
     model.blocks(attend)
 
 
-# Name of the variant: llama.cpp's name of the architecture, and what adds its fields and tensors.
+# Name of the variant: llama.cpp's architecture name, and the function that adds fields and tensors.
 ARCH_VARIANTS: dict[str, tuple[str, Callable[[TinyModel], None]]] = {
     "llama": ("llama", _add_llama),
     "frequency_factors": ("llama", _add_llama_with_factors),

@@ -1,4 +1,4 @@
-"""Chat templates of the shapes that models have, and tiny models with their special tokens."""
+"""Chat templates in the styles of real models, and tiny models with their special tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gguf import TokenType
 
 from tiny_gguf import write_tiny_gguf
 
-# A system prompt of its own where none is given; every message between two marks.
+# A default system prompt; every message between two marks.
 CHATML = """\
 {%- if not messages or messages[0].role != 'system' -%}
 <|im_start|>system
@@ -25,7 +25,7 @@ Be of help.<|im_end|>
 {% endif -%}
 """
 
-# Marks are ordinary text, contents are trimmed, the system prompt is a part of the first message.
+# Marks are ordinary text, contents are trimmed, the system prompt is part of the first message.
 LLAMA_2 = """\
 {%- set ns = namespace(system='') -%}
 {%- for message in messages -%}
@@ -52,7 +52,7 @@ LLAMA_3 = """\
 {%- endif -%}
 """
 
-# No system prompts, and roles that have to alternate.
+# No system prompts, and roles that must alternate.
 GEMMA = """\
 {{- bos_token -}}
 {%- for message in messages -%}
@@ -69,7 +69,7 @@ GEMMA = """\
 {%- endif -%}
 """
 
-# The system prompt goes into the newest message.
+# The system prompt is part of the newest message.
 MISTRAL = """\
 {{- bos_token -}}
 {%- set start = 1 if messages[0].role == 'system' else 0 -%}
@@ -86,19 +86,19 @@ MISTRAL = """\
 {%- endfor -%}
 """
 
-# Thoughts are dropped from earlier answers.
+# Reasoning is removed from earlier answers.
 THINKING = CHATML.replace(
     "{{ message.content }}", "{{ message.content.split('</think>')[-1].lstrip() }}"
 )
-# And the call for an answer opens them.
+# The call for an answer opens the reasoning.
 OPENS_THOUGHTS = THINKING.replace("assistant\n{%", "assistant\n<think>\n{%")
-# Earlier answers show that there were none.
+# Earlier answers show empty reasoning.
 EMPTY_THOUGHTS = CHATML.replace(
     "{{ message.content }}",
     "{{ '<think></think>' if message.role == 'assistant' else '' }}{{ message.content }}",
 )
 
-# As Qwen and Hermes write tools, calls and results.
+# Tools, calls and results as in Qwen and Hermes.
 TOOLS = """\
 {%- if tools -%}
 <|im_start|>system
@@ -139,7 +139,7 @@ For each call, return a json object within <tool_call></tool_call>:
 <|im_start|>assistant
 {% endif -%}
 """
-# Results are JSON in a header of their own, and tools stand in the first message, as in Llama 3.1.
+# Results are JSON with their own header, and tools are in the first message, as in Llama 3.1.
 IPYTHON = """\
 {{- bos_token -}}
 {%- for message in messages -%}
@@ -163,7 +163,7 @@ IPYTHON = """\
 {%- endif -%}
 """
 
-# Answers have marks of their own around them, which the model draws, before the end of its turn.
+# Answers have their own marks, which the model samples, before the end of its turn.
 RESPONSE = CHATML.replace(
     "{{ message.content }}",
     "{{ '<|start_header_id|>' if message.role == 'assistant' else '' }}{{ message.content }}"
@@ -198,7 +198,7 @@ def write_chat_gguf(
     Args:
         path: file to write.
         template: chat template.
-        user_defined: marks that the tokenizer finds in any text; the others are control tokens.
+        user_defined: marks that the tokenizer parses in any text; the others are control tokens.
         seed, sizes: as for `write_tiny_gguf`.
     """
     types = {

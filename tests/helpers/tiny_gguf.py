@@ -1,19 +1,19 @@
-"""Writes tiny random GGUF models: valid for llama.cpp, computed in milliseconds, knowing nothing.
+"""Write tiny random GGUF models, which llama.cpp computes in milliseconds.
 
 The weights are normal random numbers, scaled so that each part of the model matters:
 
 * queries and keys have elements of standard deviation `ATTENTION_GAIN`. Over 300 keys a query's
-  attention then has the entropy of 2 to 60 equal ones, in the median of 14, and its largest
-  probability is 0.3 in the median: peaks to keep and a tail to evict;
-* half the variance of the embedding is common to all tokens, so queries have a mean, and a key that
-  fits it is attended by most queries: a heavy hitter. Without it only age would count, and
-  the oldest rows would be kept for ever;
-* the attention and feed-forward outputs have a gain of 2, to weigh about as much as the embedding
-  in the residual stream, so a row that is missing shows in the logits;
+  attention then has a perplexity of 2 to 60, median 14, and the median of its largest probability
+  is 0.3: peaks to keep and a tail to evict;
+* half the variance of the embedding is common to all tokens, so queries have a mean, and most
+  queries attend to a key parallel to it: a heavy hitter. Without it only age would count, and the
+  oldest rows would always be kept;
+* the attention and feed-forward outputs have a gain of 2, about as large as the embedding in the
+  residual stream, so a missing row changes the logits;
 * logits have a standard deviation of about 1.
 
-The tokenizer is a SentencePiece one ("llama"), or one of byte pairs, with all bytes, so any text
-can be tokenised.
+The tokenizer is SentencePiece ("llama") or byte pair encoding, with all bytes, so any text can be
+tokenised.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tiny_windowed import TIED
 
 ALL_VARIANTS = ARCH_VARIANTS | HYBRIDS | LATENT
 
-# Renders each message on a line of its own; enough to tell roles and turns apart.
+# Renders each message on its own line; enough to distinguish roles and turns.
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -67,22 +67,22 @@ def write_tiny_gguf(
         n_layer, n_head, n_head_kv, head_size, n_ff, n_vocab, n_ctx_train: sizes; the embedding has
             n_head * head_size elements. n_head_kv = n_head is multi-head attention.
         dtype: type of the matrices (F32, F16, Q8_0, Q4_0 ...); vectors are F32.
-        tied_output: let the output matrix be the embedding, as it always is in Gemma and Cohere 2.
+        tied_output: use the embedding as the output matrix, as Gemma and Cohere 2 always do.
         chat_template: Jinja template to store, for example `CHAT_TEMPLATE`.
         arch_variant: a key of `ALL_VARIANTS`. H2O does not fit "recurrent" (Mamba), "alibi"
             (BLOOM) and "encoder" (BERT).
-            Some layers see a window in "sliding_window" (Gemma 3), "gemma2", "gemma3n" and "gemma4"
-            (whose last layers read the rows of earlier ones), "gemma4_experts", "gpt_oss",
-            "llama4", "cohere2" and "olmo3"; `tiny_windowed` says which layers, and how
-            many are wanted. Rows can be evicted but not re-based in "learned_positions" (GPT-2) and
-            "normed_after_rope" (Hunyuan). The others rotate their keys in all the ways there are:
+            Some layers have a window in "sliding_window" (Gemma 3), "gemma2", "gemma3n" and
+            "gemma4" (whose last layers use the rows of earlier ones), "gemma4_experts", "gpt_oss",
+            "llama4", "cohere2" and "olmo3"; `tiny_windowed` says which layers, and how many are
+            needed. Rows can be evicted but not re-based in "learned_positions" (GPT-2) and
+            "normed_after_rope" (Hunyuan). The others cover all kinds of rotation:
             "llama", "frequency_factors" (Llama 3.1), "yarn", "longrope" (Phi 3) and
-            "llama_longrope" (by other factors in windows of more than n_ctx_train // 4), "neox"
+            "llama_longrope" (with long factors for windows above n_ctx_train // 4), "neox"
             (Qwen 2), "partial" (StableLM) and "every_fourth_unrotated" (SmolLM 3). "capped" (Grok)
             caps its attention logits.
             Those of `tiny_hybrids` and `tiny_latent` have the names of their architectures.
-        bpe: with a byte pair tokenizer.
-        marks: texts and types of the last tokens, unless the tokenizer is that.
+        bpe: use a byte pair tokenizer.
+        marks: texts and types of the last tokens, unless `bpe`.
 
     Returns:
         The path.
@@ -129,7 +129,7 @@ def _add_tokenizer(writer: GGUFWriter, n_vocab: int, marks: Mapping[str, TokenTy
     """Add <unk>, <s>, </s>, all bytes, single characters, then pairs and triples of letters."""
     pieces = [f"<0x{byte:02X}>" for byte in range(256)]
     types = [TokenType.BYTE] * 256
-    # SentencePiece writes a space as this sign.
+    # SentencePiece writes a space as this character.
     pieces += ["\u2581", *ascii_letters, *digits, *punctuation]
     for length in (2, 3):
         pieces += ["".join(letters) for letters in product(ascii_lowercase, repeat=length)]
@@ -142,16 +142,16 @@ def _add_tokenizer(writer: GGUFWriter, n_vocab: int, marks: Mapping[str, TokenTy
     store(writer, tokenizer_model="llama", tokenizer_pre="default")
     store(writer, token_list=["<unk>", "<s>", "</s>", *pieces])
     store(writer, token_types=[TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *types])
-    # Merges with a higher score come first; any order will do.
+    # Merges with a higher score come first; any order works.
     store(writer, token_scores=[0.0, 0.0, 0.0, *(-float(rank) for rank in range(len(pieces)))])
     store(writer, unk_token_id=0, bos_token_id=1, eos_token_id=2, add_bos_token=True)
     store(writer, add_eos_token=False)
 
 
 def _add_bpe_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
-    """Add that of SmolLM: <|endoftext|>, all bytes and pairs of a letter and a vowel.
+    """Add SmolLM's tokenizer: <|endoftext|>, all bytes, and pairs of a letter and a vowel.
 
-    The type of the file, which OpenVINO asks for, comes with it.
+    The type of the file, which OpenVINO asks for, is included.
     """
     pairs = list(islice(product(ascii_lowercase, "aeiou"), n_vocab - 257))
     tokens = ["<|endoftext|>", *_signs_of_bytes(), *map("".join, pairs)]
@@ -165,7 +165,7 @@ def _add_bpe_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
 
 
 def _signs_of_bytes() -> list[str]:
-    """GPT-2 writes bytes that are no sign one can see as those from 256 on."""
+    """GPT-2 writes invisible bytes as characters from 256 on."""
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(256, 512))
     return [chr(byte if byte in seen else next(others)) for byte in range(256)]

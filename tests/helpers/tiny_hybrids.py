@@ -1,10 +1,9 @@
-"""Tiny random models with recurrent layers beside attention; and text models with M-RoPE.
+"""Tiny random models with recurrent layers and attention; and text models with M-RoPE.
 
-A recurrent layer keeps a state of fixed size: the last inputs of a short convolution, and in all
-but LFM 2 a sum over all tokens that fades with time. Steps are spread over heads or channels, so
-that some forget within a few tokens and some remember hundreds. The weights are scaled as
-`tiny_gguf` says: what a recurrent layer adds to the residual stream weighs about as much as what
-attention adds.
+A recurrent layer keeps a state of fixed size: the last inputs of a short convolution and, except in
+LFM 2, a sum over all tokens that decays. Steps vary over heads or channels, so that some remember a
+few tokens and some hundreds. The weights are scaled as in `tiny_gguf`: a recurrent layer adds about
+as much to the residual stream as attention.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ N_EXPERT, N_EXPERT_USED = 4, 2
 
 
 def before_softplus(steps: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """What softplus turns into these."""
+    """Return the values that softplus maps to these."""
     return np.log(np.expm1(steps))
 
 
 def convolution(model: TinyModel, layer: str, n_channels: int, *, bias: bool = False) -> None:
-    """Add the taps of each channel's convolution with its last inputs."""
+    """Add the taps of each channel's convolution over its last inputs."""
     model.vector(f"{layer}.ssm_conv1d.weight", model.normal(n_channels, N_KERNEL) / 2)
     if bias:
         model.vector(f"{layer}.ssm_conv1d.bias", model.normal(n_channels) / 10)
 
 
 def _interleaved(n_pair: int) -> list[int]:
-    """Sections of M-RoPE whose pairs take turns: every pair is of one, or it would not rotate."""
+    """Return interleaved sections of M-RoPE: every pair needs a section to be rotated."""
     return [(n_pair + 2) // 3, (n_pair + 1) // 3, n_pair // 3, 0]
 
 
 def _experts(model: TinyModel, layer: str) -> None:
-    """Add a few experts, of which some are asked, and one that always is."""
+    """Add a few routed experts, and a shared one."""
     n_ff, n_embd = model.n_ff // 3, model.n_embd
     model.random_matrix(f"{layer}.ffn_gate_inp", N_EXPERT, n_embd, gain=2.0)
     model.vector(f"{layer}.ffn_gate_inp_shexp.weight", model.normal(n_embd) / np.sqrt(n_embd))
@@ -53,9 +52,9 @@ N_DELTA_KEY, N_DELTA_VALUE = 2, 4
 
 
 def _add_delta_net(model: TinyModel) -> list[bool]:
-    """Store the sizes of gated delta nets, and return which layers are such ones.
+    """Store the sizes of gated delta nets, and return which layers use them.
 
-    Every fourth layer attends, as in the real models; the last one, where there are but three.
+    Every fourth layer attends, as in the real models; with three layers, the last one.
     """
     interval = min(4, model.n_layer)
     model.sizes(eps=1e-6, n_rot=model.head_size // 2, lengths=True)
@@ -67,7 +66,7 @@ def _add_delta_net(model: TinyModel) -> list[bool]:
 
 
 def _delta_net(model: TinyModel, layer: str) -> None:
-    """Add what both Qwens share of a gated delta net."""
+    """Add the part of a gated delta net that both Qwens share."""
     n_value = N_DELTA_VALUE * N_STATE
     n_qkv = 2 * N_DELTA_KEY * N_STATE + n_value
     model.random_matrix(f"{layer}.attn_qkv", n_qkv, model.n_embd)
@@ -76,17 +75,17 @@ def _delta_net(model: TinyModel, layer: str) -> None:
     model.vector(f"{layer}.ssm_dt.bias", model.normal(N_DELTA_VALUE) / 10)
     model.vector(f"{layer}.ssm_a", -np.geomspace(0.002, 0.2, N_DELTA_VALUE))
     model.norm(f"{layer}.ssm_norm", N_STATE)
-    # the gate halves what the norm made 1
+    # the gate halves the norm's output of 1
     model.random_matrix(f"{layer}.ssm_out", model.n_embd, n_value, gain=2 * OUTPUT_GAIN)
 
 
 def _gated_attention(model: TinyModel, layer: str) -> None:
-    """Add attention whose queries come with a gate each, which is then applied to its output."""
+    """Add attention with a gate per query, which is applied to its output."""
     model.random_matrix(f"{layer}.attn_q", 2 * model.n_embd, model.n_embd)
     model.random_matrix(f"{layer}.attn_k", model.n_embd_kv, model.n_embd)
     model.random_matrix(f"{layer}.attn_v", model.n_embd_kv, model.n_embd)
     model.head_norms(layer)
-    # the gate halves the output, and one layer in four has to matter
+    # the gate halves the output, and the one attending layer in four must matter
     model.random_matrix(f"{layer}.attn_output", model.n_embd, model.n_embd, gain=4 * OUTPUT_GAIN)
 
 
@@ -119,12 +118,12 @@ def _add_qwen35(model: TinyModel, *, experts: bool = False) -> None:
 
 
 def _add_qwen3next(model: TinyModel) -> None:
-    """Rotates pairs (i, i + quarter)."""
+    """Rotate pairs (i, i + quarter)."""
     _add_qwen(model, _delta_net_next, experts=True)
 
 
 def _every_second_attends(model: TinyModel) -> list[bool]:
-    """Store that the layers with an even number have no KV heads; return which these are."""
+    """Store that even layers have no KV heads; return which these are."""
     n_head_kv = model.n_embd_kv // model.head_size
     recurrent = [i % 2 == 0 for i in range(model.n_layer)]
     model.n_head_kv = [0 if is_recurrent else n_head_kv for is_recurrent in recurrent]
@@ -132,7 +131,7 @@ def _every_second_attends(model: TinyModel) -> list[bool]:
 
 
 def _short_convolution(model: TinyModel, layer: str, n_tap: int) -> None:
-    """Add one of a few tokens, between two gates."""
+    """Add a convolution of a few tokens between two gates."""
     n = model.n_embd
     model.random_matrix(f"{layer}.shortconv.in_proj", 3 * n, n)
     taps = model.normal(n, n_tap) / np.sqrt(n_tap)
@@ -146,7 +145,7 @@ def _normed_attention(model: TinyModel, layer: str) -> None:
 
 
 def _add_lfm2(model: TinyModel) -> None:
-    """Every second layer is a convolution of three tokens between two gates, and no more."""
+    """Every second layer is only a convolution of three tokens between two gates."""
     n_tap = 3
     model.sizes()
     model.store(shortconv_l_cache=n_tap)
@@ -158,7 +157,7 @@ def _add_lfm2(model: TinyModel) -> None:
 
 
 def _add_mamba2(model: TinyModel, n_inner: int, n_head: int, n_group: int) -> Part:
-    """Store the sizes of Mamba 2, and return what adds its tensors."""
+    """Store the sizes of Mamba 2, and return the function that adds its tensors."""
     model.state(n_tap=N_KERNEL, n_inner=n_inner, n_state=N_STATE, n_step=n_head, n_group=n_group)
     return partial(_mamba2, n_inner=n_inner, n_head=n_head, n_group=n_group)
 
@@ -184,7 +183,7 @@ def _mamba2(
 
 
 def _add_granite_hybrid(model: TinyModel) -> None:
-    """Every second layer is Mamba 2, the others do not rotate; scales wherever there can be one."""
+    """Every second layer is Mamba 2, the others do not rotate; every possible scale is set."""
     model.sizes()
     model.store(rope_scaling_finetuned=False, embedding_scale=1.5, residual_scale=0.75)
     model.store(attention_scale=0.15, logit_scale=1.25)
@@ -195,7 +194,7 @@ def _add_granite_hybrid(model: TinyModel) -> None:
 
 
 def _add_nemotron_h(model: TinyModel) -> None:
-    """A layer is Mamba 2, attention that does not rotate, or a feed-forward block, in turns."""
+    """Layers alternate between Mamba 2, attention without rotation, and a feed-forward block."""
     n_head_kv = model.n_embd_kv // model.head_size
     kinds = [i % 3 for i in range(model.n_layer)]  # 0: recurrent, 1: attention, 2: feed-forward
     model.n_head_kv = [n_head_kv if kind == 1 else 0 for kind in kinds]
@@ -211,7 +210,7 @@ def _add_nemotron_h(model: TinyModel) -> None:
 
 
 def _add_falcon_h1(model: TinyModel) -> None:
-    """Attention and Mamba 2 side by side in each layer: a KV cache and a state in all."""
+    """Every layer has parallel attention and Mamba 2: a KV cache and a state."""
     model.sizes(lengths=True)
     mamba2 = _add_mamba2(model, model.n_embd, 4, 1)
     model.output()
@@ -219,7 +218,7 @@ def _add_falcon_h1(model: TinyModel) -> None:
         model.norm(f"{layer}.attn_norm", model.n_embd)
         model.query_key_value(layer)
         mamba2(model, layer, norm=False)
-        # llama.cpp wants this without ".weight"
+        # llama.cpp expects this without ".weight"
         model.vector(f"{layer}.ffn_norm", 1 + model.normal(model.n_embd) / 10)
         model.gated_feed_forward(layer)
 
@@ -245,7 +244,7 @@ def mamba(model: TinyModel, layer: str, *, norms: bool = True) -> None:
 
 
 def _add_jamba(model: TinyModel) -> None:
-    """Every second layer is Mamba with norms of its own, the others do not rotate."""
+    """Every second layer is Mamba with additional norms, the others do not rotate."""
     model.store(layer_norm_rms_eps=1e-6)
     recurrent = _every_second_attends(model)
     model.output()
@@ -258,7 +257,7 @@ def _biased_attention(model: TinyModel, layer: str) -> None:
 
 
 def _add_qwen2vl(model: TinyModel) -> None:
-    """M-RoPE: the pairs of a head are in sections, with positions that only images tell apart."""
+    """M-RoPE: the pairs of a head are in sections; their positions differ only for images."""
     later = 3 * model.head_size // 16
     model.sizes(eps=1e-6)
     model.store(rope_dimension_sections=[model.head_size // 2 - 2 * later, later, later, 0])
@@ -267,9 +266,9 @@ def _add_qwen2vl(model: TinyModel) -> None:
 
 
 def _add_qwen3vl(model: TinyModel) -> None:
-    """M-RoPE whose sections are interleaved, after a norm of queries and keys.
+    """M-RoPE with interleaved sections, after a norm of queries and keys.
 
-    Images add something behind the first layer, too.
+    Images also add something after the first layer.
     """
     model.sizes(eps=1e-6, lengths=True)
     model.store(num_deepstack_layers=1, rope_dimension_sections=_interleaved(model.head_size // 2))
@@ -277,8 +276,9 @@ def _add_qwen3vl(model: TinyModel) -> None:
     model.blocks(_normed_attention)
 
 
-# Name of the variant, which is llama.cpp's of the architecture: that name, and what adds its fields
-# and tensors. Three layers have at least one of each kind. The first three have their real
+# Name of the variant, which is llama.cpp's architecture name: that name, and the function that adds
+# its fields and tensors. Three layers have at least one of each kind. The first three have their
+# real
 # pattern from four layers on: three recurrent ones, then attention. In "lfm2", "granitehybrid" and
 # "jamba" odd layers attend; in "nemotron_h" layers 1, 4, 7 ...; in the last three, all of them.
 HYBRIDS: dict[str, tuple[str, Callable[[TinyModel], None]]] = {

@@ -1,7 +1,7 @@
-"""Tiny random models whose keys and values come out of a short latent row of each token.
+"""Tiny random models that compute keys and values from a short latent row of each token.
 
-llama.cpp keeps the latent rows of some ("mla" of `tiny_architectures`, and "kimi-linear" here), and
-of others the keys and values that it makes of them, as of any model.
+llama.cpp caches the latent rows of some ("mla" of `tiny_architectures`, and "kimi-linear" here),
+and the keys and values of others, as of any model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ N_LATENT = 64
 
 
 def _latent(model: TinyModel, layer: str) -> None:
-    """Add what makes the latent row, and the elements of the key that all heads share."""
+    """Add the tensors of the latent row, and of the key elements that all heads share."""
     n_shared = model.head_size // 2
     rows = [
         model.normal(N_LATENT, model.n_embd),
@@ -30,7 +30,7 @@ def _latent(model: TinyModel, layer: str) -> None:
 
 
 def _keys_and_values(model: TinyModel, layer: str) -> None:
-    """Add what makes keys and values of the latent row: first a head's keys, then its values."""
+    """Add the tensors of keys and values from the latent row: a head's keys, then its values."""
     n_own, head_size = model.head_size - model.head_size // 2, model.head_size
     weights = model.normal(model.n_head, n_own + head_size, N_LATENT)
     weights[:, :n_own] *= np.float32(ATTENTION_GAIN)
@@ -39,7 +39,7 @@ def _keys_and_values(model: TinyModel, layer: str) -> None:
 
 
 def _own_attention(model: TinyModel, layer: str) -> None:
-    """Add attention over keys and values that each head makes of the latent row."""
+    """Add attention over keys and values that each head computes from the latent row."""
     model.random_matrix(f"{layer}.attn_q", model.n_embd, model.n_embd, gain=ATTENTION_GAIN)
     _latent(model, layer)
     _keys_and_values(model, layer)
@@ -47,16 +47,16 @@ def _own_attention(model: TinyModel, layer: str) -> None:
 
 
 def _add_plm(model: TinyModel) -> None:
-    """Each head has its own keys and values in the cache, whatever is asked for.
+    """Each head caches its own keys and values, whatever number was requested.
 
-    The embedding is the output matrix, whatever is asked for.
+    The embedding is always the output matrix.
     """
     model.n_head_kv = model.n_head
     model.sizes(n_rot=model.head_size // 2, lengths=True)
     model.store(kv_lora_rank=N_LATENT)
     weights = 1 + model.normal(model.n_embd) / 10
     if not model.tied_output:
-        # the embedding has rows of a length for which the logits would be far too large
+        # with rows of this length the logits would be far too large
         weights /= np.float32(np.sqrt(2 * model.n_embd))
     model.vector("output_norm.weight", weights)
     model.blocks(_own_attention, TinyModel.feed_forward)
@@ -83,7 +83,7 @@ def _delta_attention(model: TinyModel, layer: str) -> None:
 
 
 def _latent_attention(model: TinyModel, layer: str) -> None:
-    """Add attention over latent rows, which queries are turned into as well."""
+    """Add attention over latent rows; queries are projected to them as well."""
     n_own, scale = model.head_size - model.head_size // 2, np.float32(1 / np.sqrt(N_LATENT))
     model.random_matrix(f"{layer}.attn_q", model.n_embd, model.n_embd, gain=ATTENTION_GAIN)
     _latent(model, layer)
@@ -91,14 +91,14 @@ def _latent_attention(model: TinyModel, layer: str) -> None:
     model.vector(f"{layer}.attn_k_b.weight", keys * scale)
     values = model.normal(model.n_head, model.head_size, N_LATENT)
     model.vector(f"{layer}.attn_v_b.weight", values * scale)
-    # one layer in four has to matter
+    # the one attending layer in four must matter
     model.random_matrix(f"{layer}.attn_output", model.n_embd, model.n_embd, gain=2 * OUTPUT_GAIN)
 
 
 def _add_kimi_linear(model: TinyModel) -> None:
-    """Three delta nets with gates for each channel, then latent attention that does not rotate.
+    """Three delta nets with a gate per channel, then latent attention without rotation.
 
-    The output matrix is one of its own, whatever is asked for.
+    The output matrix is always separate.
     """
     interval = min(4, model.n_layer)
     recurrent = [(i + 1) % interval != 0 for i in range(model.n_layer)]
@@ -115,9 +115,9 @@ def _add_kimi_linear(model: TinyModel) -> None:
     model.blocks([_delta_attention if each else _latent_attention for each in recurrent])
 
 
-# Name of the variant, which is llama.cpp's of the architecture: that name, and what adds its fields
-# and tensors. "kimi-linear" has its real pattern from four layers on: three recurrent ones, then
-# attention over latent rows. The others attend in all layers.
+# Name of the variant, which is llama.cpp's architecture name: that name, and the function that adds
+# its fields and tensors. "kimi-linear" has its real pattern from four layers on: three recurrent
+# ones, then attention over latent rows. The others attend in all layers.
 LATENT: dict[str, tuple[str, Callable[[TinyModel], None]]] = {
     "plm": ("plm", _add_plm),
     "kimi-linear": ("kimi-linear", _add_kimi_linear),

@@ -16,36 +16,36 @@ from pyh2o.errors import SettingsError
 
 N_VOCAB = 384
 
-# A thread that has to wait for its core makes all others wait: slow, where anything else runs.
+# A thread that waits for its core delays all others, which is slow on a loaded machine.
 ONE_THREAD = {"n_threads": 1, "n_threads_batch": 1}
 
 
 def stored_as(kv_type: str) -> dict[str, int]:
-    """Settings: the type of the K and V rows."""
+    """Return settings of the type of K and V rows."""
     return {"type_k": KV_TYPES[kv_type], "type_v": KV_TYPES[kv_type]}
 
 
-# Rows as the reference has them.
+# Unrounded rows, as in the reference.
 EXACT_ROWS = stored_as("f32")
 
 
-# The paper's algorithm, as the reference has it.
+# The paper's algorithm, as in the reference.
 PAPER: dict[str, Any] = {"policy": "h2o", "recall": 0}
 
 
 def tiny_llama(path: Path, *, verbose: bool = False, **settings: Any) -> Llama:
-    """Our class, with the paper's algorithm, unless told otherwise."""
+    """Return our class, with the paper's algorithm by default."""
     return Llama(str(path), verbose=verbose, **ONE_THREAD | PAPER | settings)
 
 
 @functools.cache
 def kernels_here(path: Path) -> tuple[Attention, ...]:
-    """The kinds of attention in one op that this machine can run."""
+    """Return the one-op attention kernels that this machine can run."""
     return tuple(kind for kind in get_args(Attention)[2:] if _runs_here(path, kind))
 
 
 def exact_kernels(path: Path) -> tuple[Attention, ...]:
-    """Those of them that round nothing before they multiply it."""
+    """Return the kernels that multiply unrounded inputs."""
     return tuple(kind for kind in kernels_here(path) if kind != "avx512bf16")
 
 
@@ -58,18 +58,18 @@ def _runs_here(path: Path, attention: Attention) -> bool:
 
 
 def tiny_parent(path: Path, **settings: Any) -> llama_cpp.Llama:
-    """llama_cpp's class, which knows no eviction."""
+    """Return llama_cpp's class, without eviction."""
     return llama_cpp.Llama(str(path), verbose=False, **ONE_THREAD, **settings)
 
 
 def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
-    """Of a text."""
+    """Return the tokens of a text."""
     tokens: list[int] = rng.integers(3, N_VOCAB, n).tolist()
     return tokens
 
 
 def assert_same_cache(one: Llama, other: Llama) -> None:
-    """Bit for bit the same rows and scores."""
+    """Compare rows and scores bit for bit."""
     assert one.n_tokens == other.n_tokens
     for layer in range(one.text.n_layer):
         for mine, others in zip(one.kv_rows(layer), other.kv_rows(layer), strict=True):
@@ -83,7 +83,7 @@ COUNTED = (
 
 
 def assert_same_future(one: Llama, other: Llama, tokens: list[int], *, chunk: int = 5) -> None:
-    """Bit for bit: logits, rows, scores, what is found, and what the statistics count."""
+    """Compare logits, rows, scores, retrieved rows and statistics bit for bit."""
     for llm in (one, other):
         llm.text.cache.reset_found()
     for i in range(0, len(tokens), chunk):

@@ -1,4 +1,4 @@
-"""What the architectures of tiny random models write with: sizes, a writer and random tensors.
+"""Shared by the architectures of tiny random models: sizes, a writer and random tensors.
 
 The weights are scaled as `tiny_gguf` says.
 """
@@ -22,21 +22,21 @@ Part = Callable[["TinyModel", str], None]
 
 
 def store(writer: GGUFWriter, **fields: Any) -> None:
-    """Store fields of the header, by the names of the writer's functions."""
+    """Store header fields by the names of the writer's functions."""
     for name, value in fields.items():
         getattr(writer, f"add_{name}")(value)
 
 
 @dataclass
 class TinyModel:
-    """A writer, the sizes of the model, and the random tensors that go into it."""
+    """A writer, the sizes of the model, and its random tensors."""
 
     writer: GGUFWriter
     rng: np.random.Generator
     dtype: GGMLQuantizationType
     n_layer: int
     n_head: int
-    # As the file has it: one number, or one for each layer.
+    # As in the file: one number, or one per layer.
     n_head_kv: int | list[int]
     head_size: int
     n_ff: int
@@ -61,7 +61,7 @@ class TinyModel:
         layer_norm: bool = False,
         lengths: bool = False,
     ) -> None:
-        """Store what norms add to a variance, and how heads rotate; of keys and values the size."""
+        """Store the epsilon of norms, the rotation of heads, and the sizes of keys and values."""
         if layer_norm:
             self.store(layer_norm_eps=eps)
         else:
@@ -72,7 +72,7 @@ class TinyModel:
             self.key_and_value(self.head_size)
 
     def key_and_value(self, n_key: int, n_value: int = 0) -> None:
-        """Store how many elements they have."""
+        """Store the sizes of keys and values."""
         self.store(key_length=n_key, value_length=n_value or n_key)
 
     def state(
@@ -90,7 +90,7 @@ class TinyModel:
         self.store(rope_scaling_orig_ctx_len=self.n_ctx_train // 4)
 
     def longrope(self) -> None:
-        """Add frequencies of long contexts, and others for those of up to n_ctx_train // 4."""
+        """Add factors for long contexts, and others for contexts up to n_ctx_train // 4."""
         n_trained = self.n_ctx_train // 4
         self.store(rope_scaling_orig_ctx_len=n_trained)
         self.store(rope_scaling_attn_factors=np.sqrt(1 + np.log(4) / np.log(n_trained)))
@@ -98,7 +98,7 @@ class TinyModel:
         self.vector("rope_factors_short.weight", np.geomspace(1, 1.5, self.head_size // 2))
 
     def experts(self, n: int, n_used: int, n_ff: int) -> None:
-        """Store how many there are, how many are asked, and their size."""
+        """Store the number of experts, how many a token uses, and their size."""
         self.store(expert_count=n, expert_used_count=n_used, expert_feed_forward_length=n_ff)
 
     def random_matrix(
@@ -115,13 +115,13 @@ class TinyModel:
         self.writer.add_tensor(f"{name}.weight", data, raw_dtype=self.dtype)
 
     def norm(self, name: str, size: int, *, gain: float = 1.0, bias: bool = False) -> None:
-        """Add the weights of a norm, near the gain, so that a norm left out shows; and its bias."""
+        """Add the weights of a norm, near the gain, so that a missing norm shows; and its bias."""
         self.vector(f"{name}.weight", gain * (1 + self.normal(size) / 10))
         if bias:
             self.vector(f"{name}.bias", self.normal(size) / 10)
 
     def vector(self, name: str, values: npt.NDArray[np.floating[Any]]) -> None:
-        """Add values as they are, in F32."""
+        """Add unchanged values in F32."""
         self.writer.add_tensor(name, values.astype(np.float32))
 
     def normal(self, *shape: int) -> npt.NDArray[np.float32]:
@@ -150,7 +150,7 @@ class TinyModel:
             self.vector(f"{layer}.attn_{name}.bias", gain * self.normal(size))
 
     def head_norms(self, layer: str, *, gain: float = ATTENTION_GAIN) -> None:
-        """Add the norms of a head's query and key, which give the elements their deviation."""
+        """Add the norms of a head's query and key, which set their standard deviation."""
         self.norm(f"{layer}.attn_q_norm", self.head_size, gain=gain)
         self.norm(f"{layer}.attn_k_norm", self.head_size, gain=gain)
 
@@ -165,7 +165,7 @@ class TinyModel:
         self.random_matrix(f"{layer}.ffn_down", self.n_embd, self.n_ff, gain=out_gain, bias=bias)
 
     def expert_matrices(self, layer: str, n: int, n_ff: int, *, fused: bool = False) -> None:
-        """Add those of n experts, each [n, n_out, n_in]; fused has gate and up in one."""
+        """Add the matrices of n experts, each [n, n_out, n_in]; fused has gate and up in one."""
         inwards = {"gate_up": 2 * n_ff} if fused else {"gate": n_ff, "up": n_ff}
         for name, n_out in {**inwards, "down": self.n_embd}.items():
             n_in = n_ff if name == "down" else self.n_embd
@@ -174,7 +174,7 @@ class TinyModel:
             self.matrix(f"{layer}.ffn_{name}_exps", weights)
 
     def shared_expert(self, layer: str, n_ff: int) -> None:
-        """Add the one that is always asked."""
+        """Add the expert that every token uses."""
         self.random_matrix(f"{layer}.ffn_gate_shexp", n_ff, self.n_embd)
         self.random_matrix(f"{layer}.ffn_up_shexp", n_ff, self.n_embd)
         self.random_matrix(f"{layer}.ffn_down_shexp", self.n_embd, n_ff, gain=OUTPUT_GAIN)
@@ -187,11 +187,11 @@ class TinyModel:
         second: str = "ffn_norm",
         bias: bool = False,
     ) -> None:
-        """Add layers that are two parts, each behind a norm.
+        """Add layers of two parts, each after a norm.
 
         Args:
-            attend: adds the first part; or what does it for each of the layers.
-            feed: adds the second one; `gated_feed_forward` if it is None.
+            attend: adds the first part; or one function per layer.
+            feed: adds the second part; `gated_feed_forward` if None.
             second: name of the second norm.
             bias: whether the norms have one.
         """
@@ -203,10 +203,10 @@ class TinyModel:
             (feed or TinyModel.gated_feed_forward)(self, layer)
 
     def embedding(self) -> None:
-        """Add the embedding of the tokens: a part of their own and a part common to all.
+        """Add the token embedding: an individual part and a part common to all.
 
-        Elements have a variance of 2, as much as two layers add to them; less where the embedding
-        makes the logits too.
+        Elements have a variance of 2, as much as two layers add to them; less if the embedding is
+        also the output matrix.
         """
         rows = self.normal(self.n_vocab, self.n_embd) + self.normal(self.n_embd)
         if self.tied_output:
@@ -214,12 +214,12 @@ class TinyModel:
         self.matrix("token_embd", rows)
 
     def output(self, *, bias: bool = False, norm: str = "output_norm", own: bool = False) -> None:
-        """Add the last norm, and the matrix of the logits unless that is the embedding.
+        """Add the last norm, and the output matrix unless that is the embedding.
 
         Args:
             bias: of the norm.
             norm: its name.
-            own: whether there is a matrix whatever was asked for.
+            own: always use a separate output matrix.
         """
         self.norm(norm, self.n_embd, bias=bias)
         if own or not self.tied_output:

@@ -1,4 +1,4 @@
-"""A tiny model with a projector, and what mtmd itself computes with both."""
+"""A tiny model with a projector, and mtmd's results with both."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from tiny_projector import write_tiny_projector
 
 
 def write_models(folder: Path, *, kind: str = "mlp", **sizes: Any) -> tuple[Path, Path]:
-    """A model and its projector."""
+    """Write a model and its projector."""
     model = write_tiny_gguf(folder / "tiny.gguf", seed=3, chat_template=CHAT_TEMPLATE, **sizes)
     return model, write_tiny_projector(folder / "mmproj.gguf", kind=kind)
 
 
 def write_shaped(folder: Path, arch: str = "qwen2vl", **sizes: Any) -> tuple[Path, Path]:
-    """A model whose pictures have rows and columns (M-RoPE), and its projector."""
+    """Write a model whose pictures have rows and columns (M-RoPE), and its projector."""
     marks = dict.fromkeys(["<|vision_start|>", "<|vision_end|>"], TokenType.CONTROL)
     return write_models(folder, kind=f"{arch}_merger", arch_variant=arch, marks=marks, **sizes)
 
 
 def tiny_seer(models: tuple[Path, Path], **settings: Any) -> Llama:
-    """Our class with both."""
+    """Return our class with both."""
     return tiny_llama(models[0], mmproj=str(models[1]), **settings)
 
 
 def mark_of(llm: Llama, picture: bytes) -> str:
-    """What stands for a picture in a prompt."""
+    """Return the marker of a picture in a prompt."""
     assert llm.text.model.projector is not None
     return llm.text.model.projector.mark(picture)
 
@@ -44,7 +44,7 @@ def mark_of(llm: Llama, picture: bytes) -> str:
 def logits_of_mtmd(
     models: tuple[Path, Path], prompt: str, pictures: Sequence[bytes]
 ) -> tuple[np.ndarray, int]:
-    """What llama.cpp computes behind a prompt, and how many positions it takes.
+    """Return llama.cpp's logits after a prompt, and how many positions it takes.
 
     Args:
         models: the model and its projector.
@@ -58,7 +58,7 @@ def logits_of_mtmd(
 def eval_by_mtmd(
     llm: llama_cpp.Llama, projector: Path, prompt: str, pictures: Sequence[bytes]
 ) -> tuple[np.ndarray, int]:
-    """The same in a context of one's own, whose text it begins."""
+    """Do the same in a given context with an empty text."""
     from llama_cpp import mtmd_cpp as mtmd
 
     params = mtmd.mtmd_context_params_default()

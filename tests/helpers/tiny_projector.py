@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 
-# Of both encoders; the last layer of the one for pictures is not computed.
+# Sizes of both encoders; the last layer of the picture encoder is not computed.
 WIDTH, N_LAYER = 32, 2
 SIDE, PATCH = 32, 8
-# Embeddings of a picture.
+# Embeddings per picture.
 N_PATCHES = (SIDE // PATCH) ** 2
-# Of half a minute of sound: frames, and embeddings.
+# Frames and embeddings per half minute of sound.
 N_MEL, N_FRAMES, N_SOUNDS = 80, 1500, 15
 RATE = 16_000
 QUERY_KEY_VALUE = ("attn_q", "attn_k", "attn_v")
@@ -24,15 +24,15 @@ AUDIO_SIZES = {"num_mel_bins": N_MEL, "projector.stack_factor": N_FRAMES // N_SO
 def write_tiny_projector(
     path: Path, *, n_embd: int = 128, seed: int = 5, kind: str = "mlp", bias: float = 0.0
 ) -> Path:
-    """Write a projector whose embeddings weigh about as much as those of tokens.
+    """Write a projector whose embeddings are about as large as those of tokens.
 
     Args:
         path: file to write.
-        n_embd: elements of a token's embedding in the model that it is for.
+        n_embd: size of a token's embedding in its model.
         seed: of the weights.
         kind: "mlp" (LLaVA), "idefics3" (SmolVLM), which cuts larger pictures into tiles,
-            "qwen2vl_merger" and "qwen3vl_merger", which keep the shape of a picture,
-            "gemma3", whose pictures look ahead, or "ultravox", for sound.
+            "qwen2vl_merger" and "qwen3vl_merger", which keep the shape of a picture, "gemma3",
+            whose pictures attend ahead, or "ultravox", for sound.
         bias: of the embeddings, if it is LLaVA's.
     """
     hears, keeps_shape = kind == "ultravox", kind.startswith("qwen")
@@ -91,7 +91,7 @@ def write_tiny_projector(
         model.vector("mm.0.bias", n_embd)
         model.matrix("mm.2", n_embd, n_embd)
         model.vector("mm.2.bias", n_embd, mean=bias)
-        if kind == "qwen3vl_merger":  # beside what goes into the model's first layer
+        if kind == "qwen3vl_merger":  # in addition to the input of the model's first layer
             model.norm("v.deepstack.0.norm", 4 * WIDTH)
             for part, shape in (("fc1", (4 * WIDTH, 4 * WIDTH)), ("fc2", (n_embd, 4 * WIDTH))):
                 model.matrix(f"v.deepstack.0.{part}", *shape)
@@ -122,7 +122,7 @@ class _Writer:
         self.vector(f"{name}.bias", size)
 
     def block(self, name: str, kind: str) -> None:
-        """A layer of the encoder."""
+        """Add a layer of the encoder."""
         for norm in ("ln1", "ln2"):
             self.norm(f"{name}.{norm}")
         fused = kind == "qwen3vl_merger"
@@ -137,7 +137,7 @@ class _Writer:
 
 
 def png(seed: int, width: int = SIDE, height: int = 0) -> bytes:
-    """A picture of random colours, as a file; without a height it is square."""
+    """Return a picture file of random colours; square without a height."""
     height = height or width
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width * 3), dtype=np.uint8)
     lines = b"".join(b"\0" + line.tobytes() for line in pixels)
@@ -157,7 +157,7 @@ def png(seed: int, width: int = SIDE, height: int = 0) -> bytes:
 
 
 def wav(seed: int, n_samples: int = RATE) -> bytes:
-    """A second of noise, as a file."""
+    """Return a second of noise as a file."""
     data = np.random.default_rng(seed).integers(-9000, 9000, n_samples, np.int16).tobytes()
     about = struct.pack("<IHHIIHH", 16, 1, 1, RATE, 2 * RATE, 2, 16)
     parts = b"WAVEfmt " + about + b"data" + struct.pack("<I", len(data)) + data

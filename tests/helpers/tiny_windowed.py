@@ -1,8 +1,8 @@
-"""Tiny random models whose layers see a window, and their relatives: fields and tensors.
+"""Tiny random models with windowed layers, and their relatives: fields and tensors.
 
-Windows are of `WINDOW` tokens, except that llama.cpp knows Llama 4's chunks of 8192 only. Layers
-with a window come first in every pattern. The weights are scaled as `tiny_gguf` says: where queries
-and keys are normed, the norms have the gain that the matrices have elsewhere.
+Windows are of `WINDOW` tokens, except that llama.cpp supports only 8192 for Llama 4's chunks.
+Windowed layers come first in every pattern. The weights are scaled as in `tiny_gguf`: if queries
+and keys are normed, the norms have the gain that matrices have elsewhere.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from tiny_model import ATTENTION_GAIN, TinyModel
 
 WINDOW = 64
-# The logits of a tied output have a part in common, of about half of this.
+# The logits of a tied output have a common part of about half of this.
 FINAL_CAP = 15.0
 N_EXPERT, N_EXPERT_USED = 4, 2
-# Gemma 3n has these and no others in llama.cpp, and the first layers have rows of their own.
+# llama.cpp hard-codes these for Gemma 3n; the first layers have their own rows.
 N_ALTUP, N_LAUREL, N_EMBD_ALTUP, N_OWN_ROWS = 4, 64, 256, 20
-# Of Gemma 4, free to choose.
+# For Gemma 4, freely chosen.
 N_EMBD_PER_LAYER = 32
 
 
@@ -29,12 +29,12 @@ def _add_windows(model: TinyModel, full_every: int) -> None:
 
 
 def _unscaled_gain(head_size: int) -> float:
-    """Of the norms of queries and keys whose products are not divided by head_size ** 0.5."""
+    """Return the gain of query and key norms if products are not divided by head_size ** 0.5."""
     return float(ATTENTION_GAIN / head_size**0.25)
 
 
 def _normed_feed_forward(model: TinyModel, layer: str, *, gain: float = 1.0) -> None:
-    """Add Gemma's: norms before and after, and the norm after the attention block."""
+    """Add Gemma's block: norms before and after, and the norm after the attention block."""
     model.norm(f"{layer}.post_attention_norm", model.n_embd, gain=gain)
     model.norm(f"{layer}.ffn_norm", model.n_embd)
     model.gated_feed_forward(layer)
@@ -42,7 +42,7 @@ def _normed_feed_forward(model: TinyModel, layer: str, *, gain: float = 1.0) -> 
 
 
 def _add_gemma2(model: TinyModel) -> None:
-    """Caps its attention logits and its logits; every second layer sees everything."""
+    """Caps attention logits and output logits; every second layer attends to the whole text."""
     model.sizes(eps=1e-6, lengths=True)
     _add_windows(model, 2)
     model.store(attn_logit_softcapping=6.0, final_logit_softcapping=FINAL_CAP)
@@ -54,7 +54,7 @@ def _add_gemma2(model: TinyModel) -> None:
 
 
 def _gemma3_sizes(model: TinyModel) -> None:
-    """Every second layer sees everything, and rotates with frequencies of its own."""
+    """Every second layer attends to the whole text, and rotates with different frequencies."""
     model.sizes(eps=1e-6, base=1000000.0, lengths=True)
     _add_windows(model, 2)
     model.store(rope_freq_base_swa=10000.0)
@@ -75,7 +75,7 @@ def _add_gemma3(model: TinyModel) -> None:
 
 
 def _per_layer_embedding(model: TinyModel, size: int) -> None:
-    """Add a second embedding of the tokens, of which each layer takes its part."""
+    """Add a second token embedding, a part of which goes to each layer."""
     rows = model.normal(model.n_vocab, size * model.n_layer)
     model.matrix("per_layer_token_embd", rows / np.float32(np.sqrt(size)))
     model.random_matrix("per_layer_model_proj", size * model.n_layer, model.n_embd)
@@ -83,16 +83,16 @@ def _per_layer_embedding(model: TinyModel, size: int) -> None:
 
 
 def _per_layer_input(model: TinyModel, layer: str, size: int) -> None:
-    """Add what a layer does with its part of that embedding."""
+    """Add the tensors with which a layer uses its part of that embedding."""
     model.random_matrix(f"{layer}.inp_gate", size, model.n_embd)
     model.random_matrix(f"{layer}.proj", model.n_embd, size)
     model.norm(f"{layer}.post_norm", model.n_embd)
 
 
 def _add_gemma3n(model: TinyModel) -> None:
-    """Four residual streams; layers from 20 on read the rows of layers 18 and 19."""
+    """Four residual streams; layers from 20 on use the rows of layers 18 and 19."""
     n_embd = model.n_embd
-    # So many layers would make much of the least difference.
+    # So many layers would amplify small differences.
     small = 0.5
     _gemma3_sizes(model)
     model.store(shared_kv_layers=max(0, model.n_layer - N_OWN_ROWS))
@@ -105,10 +105,10 @@ def _add_gemma3n(model: TinyModel) -> None:
     for layer in model.layers():
         _gemma3_layer(model, layer, gain=_unscaled_gain(model.head_size), of_norms=small)
         _per_layer_input(model, layer, N_EMBD_ALTUP)
-        # The graph divides what the router gets by n_embd.
+        # The graph divides the router's input by n_embd.
         model.random_matrix(f"{layer}.altup_router", N_ALTUP, n_embd, gain=n_embd)
         model.norm(f"{layer}.altup_router_norm", n_embd)
-        # Rows too short for blocks of a quantised type.
+        # The rows are too short for blocks of a quantised type.
         model.vector(f"{layer}.altup_predict_coef.weight", model.normal(N_ALTUP**2, N_ALTUP) / 25)
         model.vector(f"{layer}.altup_correct_coef.weight", model.normal(N_ALTUP, N_ALTUP) / 25)
         model.norm(f"{layer}.altup_correct_scale", n_embd)
@@ -118,7 +118,7 @@ def _add_gemma3n(model: TinyModel) -> None:
 
 
 def _add_gemma4_sizes(model: TinyModel, *, n_own_rows: int, n_embd_per_layer: int) -> list[bool]:
-    """Add what Gemmas 4 have in common.
+    """Add the common fields of Gemma 4 models.
 
     Returns:
         Whether each layer has a window.
@@ -133,7 +133,7 @@ def _add_gemma4_sizes(model: TinyModel, *, n_own_rows: int, n_embd_per_layer: in
     model.store(shared_kv_layers=model.n_layer - n_own_rows)
     model.store(embedding_length_per_layer_input=n_embd_per_layer)
     model.store(final_logit_softcapping=FINAL_CAP)
-    # Full layers rotate a quarter of a head's elements: the others turn too slowly to notice.
+    # Full layers rotate a quarter of a head's elements: the others rotate too slowly to notice.
     factors = np.full(n_rot // 2, 1e30)
     factors[: n_rot // 8] = 1
     model.vector("rope_freqs.weight", factors)
@@ -144,7 +144,7 @@ def _add_gemma4_sizes(model: TinyModel, *, n_own_rows: int, n_embd_per_layer: in
 def _gemma4_attention(
     model: TinyModel, layer: str, head_size: int, n_head_kv: int, *, rows: bool, values: bool
 ) -> None:
-    """Add queries, and keys and values where the layer has rows of its own."""
+    """Add queries, and keys and values if the layer has its own rows."""
     n_embd, n_q, n_kv = model.n_embd, model.n_head * head_size, n_head_kv * head_size
     gain = _unscaled_gain(head_size)
     model.norm(f"{layer}.attn_norm", n_embd)
@@ -159,10 +159,10 @@ def _gemma4_attention(
 
 
 def _add_gemma4(model: TinyModel) -> None:
-    """Full layers, every second, have heads of twice the size; later layers read rows of earlier.
+    """Every second layer is full, with heads of twice the size; later layers use earlier rows.
 
-    The last two layers that have rows lend them to about half of all: layer 0 lends to layer 2 of
-    three; layers 2 and 3 to layers 4 and 5 of six.
+    About half of all layers use the rows of the last two layers that have rows: layer 2 of three
+    uses layer 0; layers 4 and 5 of six use layers 2 and 3.
     """
     n_own_rows = (model.n_layer + 2) // 4 * 2
     windowed = _add_gemma4_sizes(model, n_own_rows=n_own_rows, n_embd_per_layer=N_EMBD_PER_LAYER)
@@ -199,9 +199,9 @@ def _add_gemma4_with_experts(model: TinyModel) -> None:
 
 
 def _add_gpt_oss(model: TinyModel) -> None:
-    """Each head's attention may go to a sink that is no token; every second layer sees everything.
+    """Attention can go to a sink instead of a token; every second layer attends to the whole text.
 
-    The output is never the embedding.
+    The output matrix is always separate.
     """
     model.sizes(base=150000.0, lengths=True)
     _add_windows(model, 2)
@@ -213,7 +213,7 @@ def _add_gpt_oss(model: TinyModel) -> None:
         model.query_key_value(layer)
         model.attention_biases(layer, 0.5)
         model.vector(f"{layer}.attn_output.bias", model.normal(model.n_embd) / 2)
-        # About as much as the keys of a window have together.
+        # About as much as all keys of a window.
         model.vector(f"{layer}.attn_sinks.weight", 8 + 2 * model.normal(model.n_head))
         model.norm(f"{layer}.post_attention_norm", model.n_embd)
         model.random_matrix(f"{layer}.ffn_gate_inp", N_EXPERT, model.n_embd)
@@ -225,10 +225,10 @@ def _add_gpt_oss(model: TinyModel) -> None:
 
 
 def _add_llama4(model: TinyModel) -> None:
-    """Layers see the chunk of 8192 that they are in; every fourth sees everything, unrotated.
+    """Layers attend within chunks of 8192; every fourth to the whole text, without rotation.
 
-    It wants four layers: with fewer llama.cpp aborts at the first token. Every second has experts.
-    The rotated layers norm queries and keys without weights, which leaves their attention flat.
+    With fewer than four layers llama.cpp aborts at the first token. Every second layer has experts.
+    The rotated layers norm queries and keys without weights, so their attention is flat.
     """
     model.sizes(base=500000.0, lengths=True)
     model.store(interleave_moe_layer_step=2)
@@ -247,9 +247,9 @@ def _add_llama4(model: TinyModel) -> None:
 
 
 def _add_cohere2(model: TinyModel) -> None:
-    """Every fourth layer, or the last of fewer, sees everything, unrotated; blocks are parallel.
+    """Every fourth layer, or the last of fewer, attends to the whole text, unrotated.
 
-    The output is the embedding, whatever is asked for.
+    Blocks are parallel. The output is always the embedding.
     """
     model.sizes(base=50000.0, layer_norm=True)
     model.store(logit_scale=model.n_embd**-0.5)
@@ -262,9 +262,9 @@ def _add_cohere2(model: TinyModel) -> None:
 
 
 def _add_phi3(model: TinyModel) -> None:
-    """No windows; LongRoPE.
+    """LongRoPE without windows.
 
-    With "phi3" in the name of the model llama.cpp would want a vocabulary like Phi 3's.
+    If the model's name contains "phi3", llama.cpp expects a vocabulary like Phi 3's.
     """
     model.sizes()
     model.longrope()
@@ -274,9 +274,9 @@ def _add_phi3(model: TinyModel) -> None:
 
 
 def _add_olmo3(model: TinyModel) -> None:
-    """Norms all heads together; every fourth layer, or the last of fewer, sees everything, by YaRN.
+    """Every fourth layer, or the last of fewer, attends to the whole text with YaRN.
 
-    The output is never the embedding.
+    Norms apply to all heads together. The output matrix is always separate.
     """
     model.sizes(eps=1e-6, base=500000.0, lengths=True)
     _add_windows(model, min(4, model.n_layer))
@@ -291,7 +291,7 @@ def _add_olmo3(model: TinyModel) -> None:
         model.norm(f"{layer}.attn_k_norm", model.n_embd_kv, gain=ATTENTION_GAIN)
 
 
-# Name of the variant: llama.cpp's name of the architecture, and what adds its fields and tensors.
+# Name of the variant: llama.cpp's architecture name, and the function that adds fields and tensors.
 WINDOWED: dict[str, tuple[str, Callable[[TinyModel], None]]] = {
     "sliding_window": ("gemma3", _add_gemma3),
     "gemma2": ("gemma2", _add_gemma2),
@@ -305,5 +305,5 @@ WINDOWED: dict[str, tuple[str, Callable[[TinyModel], None]]] = {
     "olmo3": ("olmo2", _add_olmo3),
 }
 
-# The output is the embedding, whatever is asked for, and the graph scales the embedding up.
+# The output is always the embedding, and the graph scales the embedding up.
 TIED = frozenset(name for name in WINDOWED if name.startswith(("gemma", "sliding_window")))

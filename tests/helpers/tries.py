@@ -1,7 +1,7 @@
-"""Properties that Hypothesis tries to break: how often, and with which seed.
+"""Properties tested with Hypothesis: number of examples and seed.
 
-`PYH2O_EXAMPLES` is the number of examples of each property; without it each has a few, always the
-same ones. The seed is the test's own, as everywhere (`random_cases.py`).
+`PYH2O_EXAMPLES` is the number of examples of each property; the default is a few fixed ones. The
+seed is the test's own, as everywhere (`random_cases.py`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ STEPS = 25
 
 
 class Tries:
-    """Of one test.
+    """The examples of one test.
 
     Attributes:
-        n: examples so far, with those that make a failing one simpler.
+        n: examples so far, including those that simplify a failing one.
     """
 
     def __init__(self, seed: int) -> None:
@@ -37,12 +37,12 @@ class Tries:
     def every(
         self, drawn: SearchStrategy[Example], holds: Callable[[Example], None], *, examples: int
     ) -> None:
-        """Look for a drawn value of which something does not hold.
+        """Check a property for random values.
 
         Args:
             drawn: the values.
-            holds: raises if it does not hold of a value.
-            examples: how many, unless PYH2O_EXAMPLES says another number.
+            holds: raises if the property does not hold for a value.
+            examples: number of examples, unless PYH2O_EXAMPLES is set.
         """
 
         @hypothesis.seed(self._seed)
@@ -55,11 +55,11 @@ class Tries:
         it_holds()
 
     def sequences(self, machine: Callable[[], RuleBasedStateMachine], *, examples: int) -> None:
-        """Look for a sequence of steps that a machine takes and should not.
+        """Check a state machine for random sequences of steps.
 
         Args:
-            machine: makes one, in its first state.
-            examples: how many sequences, as above.
+            machine: creates one in its initial state.
+            examples: number of sequences, unless PYH2O_EXAMPLES is set.
         """
 
         def begun() -> RuleBasedStateMachine:
@@ -71,7 +71,7 @@ class Tries:
 
     @staticmethod
     def _settings(examples: int) -> hypothesis.settings:
-        # deadlines would be timings, and a file of examples is none of the checkout's
+        # deadlines depend on timing, and an example database would be written to the checkout
         return hypothesis.settings(
             max_examples=int(os.environ.get("PYH2O_EXAMPLES", examples)),
             database=None,
@@ -83,12 +83,12 @@ class Tries:
 
 
 def refused(error: PyH2OError) -> None:
-    """What a user sees of it is one line."""
+    """Check that the error is a single line."""
     assert len(str(error).splitlines()) == 1, repr(str(error))
 
 
 def or_refusal(work: Callable[[], Any]) -> Any:
-    """What work returns, or None if it is refused, as everything is that makes no sense."""
+    """Return the result of work, or None if it is refused."""
     try:
         return work()
     except PyH2OError as error:

@@ -1,4 +1,4 @@
-"""Missing GPUs, and how many layers are put on GPUs by default."""
+"""Missing GPUs, and the default number of layers on GPUs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def n_fitting(layers: list[int], *gpus: Any) -> int:
     ("free", "n_layers"),
     [(0, 0), (1, 0), (2.9, 0), (3, 1), (3.9, 1), (4, 2), (6.9, 4), (7, 5), (80, 5)],
 )
-def test_layers_that_leave_a_margin(free: float, n_layers: int) -> None:
+def test_layers_leave_a_margin_of_memory(free: float, n_layers: int) -> None:
     """Four layers of 1 GiB, an output of 2, and a margin of 1."""
     assert n_fitting([1, 1, 1, 1, 2], card(free)) == n_layers
 
@@ -60,14 +60,14 @@ def test_last_layers_are_counted_first() -> None:
     assert n_fitting([1, 1, 1, 9, 1], card(4)) == 1
 
 
-def test_several_gpus_with_a_margin_each() -> None:
+def test_every_gpu_keeps_a_margin() -> None:
     layers = [1] * 11
     assert n_fitting(layers, card(20)) == 11
     assert n_fitting(layers, card(7), card(7)) == 11
     assert n_fitting(layers, card(4), card(4)) == 6
 
 
-def test_message() -> None:
+def test_the_message_names_layers_and_memory() -> None:
     _, some = fit_layers([GIB] * 10, [card(3, "A"), card(3.5, "B")])
     assert some == "4 of 10 layers on A, B (4.0 of 6.5 GiB)"
     _, none = fit_layers([GIB] * 10, [card(1.5, "Small")])
@@ -75,13 +75,13 @@ def test_message() -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# The sizes
+# Sizes
 # -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", [GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0])
-def test_sizes_of_weights_in_the_file(
+def test_sizes_of_weights_are_read_from_the_file(
     tmp_path: Path, tied: bool, dtype: GGMLQuantizationType
 ) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", seed=1, n_layer=3, dtype=dtype, tied_output=tied)
@@ -96,7 +96,7 @@ def test_sizes_of_weights_in_the_file(
     assert min(expected) > 0
 
 
-def test_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF" + bytes(50))
     with pytest.raises(ModelError, match="cannot be read"):
@@ -104,12 +104,12 @@ def test_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# The commands
+# Commands
 # -------------------------------------------------------------------------------------------------
 
 
 @without_gpu
-def test_cpu_is_not_a_gpu() -> None:
+def test_the_cpu_is_not_a_gpu() -> None:
     assert backends.local_devices() == []
 
 
@@ -123,7 +123,7 @@ def layers_for(
     return int(settings["n_gpu_layers"])
 
 
-def test_default_number_of_layers(
+def test_the_default_number_of_layers_fits_the_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", seed=1, n_layer=5, n_ctx_train=4096)
@@ -143,7 +143,9 @@ def test_default_number_of_layers(
 
 
 @without_gpu
-def test_slack_of_layers_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_layers_on_a_gpu_have_a_larger_slack(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", seed=1, n_layer=5, n_ctx_train=2048)
     *_, on_cpu, _ = loading.layer_bytes(ModelOptions(), path, texts=1)
     explicit = ModelOptions(eviction=EvictionSettings(slack=512))
@@ -165,7 +167,7 @@ def test_options_override_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @without_gpu
-def test_warning_that_layers_run_on_the_cpu(tmp_path: Path) -> None:
+def test_a_warning_says_that_layers_run_on_the_cpu(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
     with pytest.warns(RuntimeWarning, match="running on the CPU"):
         llm = tiny_llama(path, hh=8, recent=8, n_gpu_layers=-1)
@@ -176,7 +178,7 @@ def test_warning_that_layers_run_on_the_cpu(tmp_path: Path) -> None:
 
 @without_gpu
 @pytest.mark.usefixtures("surroundings")
-def test_program_prints_the_warning_in_one_line(tmp_path: Path) -> None:
+def test_the_program_prints_the_warning_in_one_line(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
     options = ("--model", path, "-n", "2", "--hh", "8", "--gpu-layers", "-1")
     out = run_program("generate", "--prompt", "a", *options)
@@ -185,7 +187,7 @@ def test_program_prints_the_warning_in_one_line(tmp_path: Path) -> None:
     assert first.endswith("running on the CPU")
 
 
-def test_reason_for_a_missing_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_for_a_missing_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "gpu_names", list)
     monkeypatch.setattr(devices, "_backends", lambda: ["cpu", "cuda"])
     assert str(devices.why_no_gpu()).startswith("the cuda backend finds no GPU: install")

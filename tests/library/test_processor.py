@@ -26,19 +26,19 @@ def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("isa\t\t: rv64imafdc", ()),
     ],
 )
-def test_cpuinfo_of_linux(cpuinfo: Path, line: str, sets: tuple[str, ...]) -> None:
+def test_cpuinfo_of_linux_is_parsed(cpuinfo: Path, line: str, sets: tuple[str, ...]) -> None:
     cpuinfo.write_text(f"processor\t: 0\n{line}\n\nprocessor\t: 1\n{line}\n")
     assert instruction_sets() == sets
 
 
-def test_other_systems(cpuinfo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instruction_sets_of_other_systems(cpuinfo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     assert instruction_sets() == ("asimd",)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     assert instruction_sets() == ()
 
 
-def test_missing_instruction_sets() -> None:
+def test_missing_instruction_sets_are_named() -> None:
     built_for = "CPU : SSE3 = 1 | AVX2 = 1 | AVX512 = 1 | FMA = 0 | OPENMP = 1 | REPACK = 1 | "
     assert used_sets(built_for) == ("pni", "avx2", "avx512f")
     assert missing_sets(built_for, ("pni", "avx2")) == ("avx512f",)

@@ -1,4 +1,4 @@
-"""Trying types of weights in another process, and using the results."""
+"""Try types of weights in another process, and use the results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def verdicts_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Return a function after whose call no process may be started."""
+    """Return a function; after it is called, no process may be started."""
     return lambda: monkeypatch.setattr(
         subprocess, "run", lambda *_, **__: pytest.fail("another process")
     )
@@ -83,11 +83,11 @@ def model_in(folder: Path, dtype: str) -> Path:
 
 
 # -------------------------------------------------------------------------------------------------
-# The library as it is
+# The correct library
 # -------------------------------------------------------------------------------------------------
 
 
-def test_products_of_every_type_equal_those_of_numpy(no_process: Callable[[], None]) -> None:
+def test_products_of_every_type_equal_numpys(no_process: Callable[[], None]) -> None:
     expected = Products("", right=ALL, plain={}, wrong={}, unknown=())
     assert len(ALL) > 20
     assert find_products(weight_types(), on_gpus=False) == expected
@@ -104,13 +104,13 @@ def test_types_of_a_model_are_tried_once(tmp_path: Path, no_process: Callable[[]
         assert llm.model_params.use_extra_bufts
 
 
-def test_vocabulary_needs_no_trial(tmp_path: Path, no_process: Callable[[], None]) -> None:
+def test_a_vocabulary_needs_no_trial(tmp_path: Path, no_process: Callable[[], None]) -> None:
     path = model_in(tmp_path, "F32")
     no_process()
     Llama(str(path), vocab_only=True).close()
 
 
-def test_doctor_tries_anew(printed: Callable[..., list[list[int]]]) -> None:
+def test_doctor_repeats_the_trials(printed: Callable[..., list[list[int]]]) -> None:
     keep_verdicts(Verdicts({"Q4_0": "SIGSEGV"}))
     asked = printed((0, ["lib", str(Q4_0), "0.01"]), *2 * [(0, ["lib", str(Q4_0), "1"])])
     assert find_products([Q4_0], on_gpus=False, anew=True).right == ("Q4_0",)
@@ -123,7 +123,7 @@ def test_doctor_tries_anew(printed: Callable[..., list[list[int]]]) -> None:
 @pytest.mark.parametrize(
     "name", ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"]
 )
-def test_missing_block_is_detected(tmp_path: Path, name: str) -> None:
+def test_a_missing_block_is_detected(tmp_path: Path, name: str) -> None:
     weights = write_model(tmp_path / "model.gguf", Q4_0)
     matrix = weights[f"blk.0.{name}"].copy()
     matrix[:, 32:64] = 0
@@ -133,13 +133,13 @@ def test_missing_block_is_detected(tmp_path: Path, name: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# A wrong one
+# A wrong library
 # -------------------------------------------------------------------------------------------------
 
 
 @needs_preload
 @pytest.mark.usefixtures("wrong_library")
-def test_wrong_products_are_found(no_process: Callable[[], None]) -> None:
+def test_wrong_products_are_detected(no_process: Callable[[], None]) -> None:
     found = find_products([F32, Q4_0, Q5_1, Q8_0], on_gpus=False)
     assert (found.right, found.plain) == (("F32", "Q8_0"), {"Q4_0": "SIGSEGV"})
     assert re.fullmatch(r"wrong by \d+%", found.wrong["Q5_1"])
@@ -150,9 +150,9 @@ def test_wrong_products_are_found(no_process: Callable[[], None]) -> None:
 
 @needs_preload
 @pytest.mark.usefixtures("wrong_library")
-def test_weights_are_used_without_rearranging(tmp_path: Path) -> None:
+def test_wrong_rearranged_products_disable_rearranging(tmp_path: Path) -> None:
     path = model_in(tmp_path, "Q4_0")
-    for _ in range(2):  # each start says so
+    for _ in range(2):  # every start prints it
         with pytest.warns(RuntimeWarning, match=r"that it rearranges, in Q4_0 \(SIGSEGV\): "):
             llm = Llama(str(path))
         assert not llm.model_params.use_extra_bufts
@@ -161,7 +161,7 @@ def test_weights_are_used_without_rearranging(tmp_path: Path) -> None:
 
 @needs_preload
 @pytest.mark.usefixtures("wrong_library")
-def test_weights_with_wrong_products(tmp_path: Path) -> None:
+def test_types_with_wrong_products_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match=r"fails on this processor with weights in Q5_1 \(") as e:
         Llama(str(model_in(tmp_path, "Q5_1")))
     assert "\n" not in str(e.value)
@@ -197,7 +197,7 @@ def test_types_after_a_crash_are_tried(printed: Callable[..., list[list[int]]]) 
     assert (found.plain, found.wrong) == ({"Q4_0": "SIGILL"}, {"Q8_0": "no numbers"})
 
 
-def test_limit_for_floats_is_lower(printed: Callable[..., list[list[int]]]) -> None:
+def test_the_error_limit_of_floats_is_lower(printed: Callable[..., list[list[int]]]) -> None:
     printed(*2 * [(0, ["lib", str(F32), "0.1", str(Q8_0), "0.1"])])
     found = find_products([F32, Q8_0], on_gpus=False)
     assert (found.right, found.wrong) == (("Q8_0",), {"F32": "wrong by 10%"})
@@ -208,10 +208,10 @@ def test_limit_for_floats_is_lower(printed: Callable[..., list[list[int]]]) -> N
     [
         (-signal.SIGKILL, ["lib", str(Q8_0)]),  # too little memory
         (1, ["lib", str(Q8_0)]),  # an error
-        (-signal.SIGSEGV, []),  # before anything was tried
+        (-signal.SIGSEGV, []),  # before any type was tried
     ],
 )
-def test_failures_that_are_not_the_library_s(
+def test_failures_outside_the_library_are_not_recorded(
     printed: Callable[..., list[list[int]]], verdicts_file: Path, end: tuple[int, list[str]]
 ) -> None:
     printed(end, end)
@@ -220,7 +220,7 @@ def test_failures_that_are_not_the_library_s(
     assert may_rearrange([Q8_0], on_gpus=False)
 
 
-def test_trial_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_trial_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(command: list[str], timeout: float, **_: Any) -> None:
         raise subprocess.TimeoutExpired(command, timeout)
 
@@ -228,10 +228,10 @@ def test_trial_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_products([Q8_0], on_gpus=False).unknown == ("Q8_0",)
 
 
-def test_executable_that_is_not_python(
+def test_an_executable_other_than_python_is_not_started(
     no_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program of PyInstaller would start itself recursively."""
+    """A program built with PyInstaller would start itself recursively."""
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     no_process()
     assert find_products([Q8_0], on_gpus=False).unknown == ("Q8_0",)
@@ -261,13 +261,13 @@ def test_gpus_are_tried_in_addition_to_the_cpu(
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    """A folder with a library."""
+    """Return a folder with a library."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libggml-cpu.so").write_bytes(b"code")
     return tmp_path / "lib"
 
 
-def test_another_library_is_tried_anew(library: Path) -> None:
+def test_another_library_is_tried_again(library: Path) -> None:
     keep_verdicts(EXAMPLE, library)
     keep_verdicts(Verdicts({"F32": ""}))
     assert read_verdicts(library) == EXAMPLE
@@ -275,7 +275,7 @@ def test_another_library_is_tried_anew(library: Path) -> None:
     assert read_verdicts(library) == Verdicts()
 
 
-def test_another_processor_is_tried_anew(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_processor_is_tried_again(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_verdicts(EXAMPLE, library)
     monkeypatch.setattr(verdicts_module, "cpu_name", lambda: "another one")
     assert read_verdicts(library) == Verdicts()
@@ -300,7 +300,9 @@ def test_results_of_old_libraries_are_removed(library: Path, tmp_path: Path) -> 
         lambda text: re.sub(r'"products": \{.*?\}', '"products": []', text),
     ],
 )
-def test_damaged_results(library: Path, verdicts_file: Path, change: Callable[[str], str]) -> None:
+def test_damaged_results_are_ignored(
+    library: Path, verdicts_file: Path, change: Callable[[str], str]
+) -> None:
     keep_verdicts(EXAMPLE, library)
     verdicts_file.write_text(change(verdicts_file.read_text()))
     assert read_verdicts(library) == Verdicts()
@@ -308,7 +310,9 @@ def test_damaged_results(library: Path, verdicts_file: Path, change: Callable[[s
     assert read_verdicts(library) == EXAMPLE
 
 
-def test_results_that_cannot_be_written(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_that_cannot_be_written_are_still_used(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(verdicts_module, "_path", lambda: Path("/dev/null/verdicts.json"))
     keep_verdicts(EXAMPLE, library)
     assert read_verdicts(library) == Verdicts()
@@ -321,7 +325,7 @@ def test_results_that_cannot_be_written(library: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def variants(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the variant of this process and two others."""
+    """Return the variant of this process and two other variants."""
     names = [Path(cpu_library()).name, "libggml-cpu-b.so", "libggml-cpu-c.so"]
     monkeypatch.setattr(products_module, "variants", lambda _: [Path(name) for name in names])
     return names
@@ -331,7 +335,7 @@ def tried_in(library: str, error: float) -> list[tuple[int, list[str]]]:
     return [(0, [library, str(Q8_0), str(error)])]
 
 
-def test_next_variant_is_selected(
+def test_the_next_variant_is_selected(
     printed: Callable[..., list[list[int]]], variants: list[str]
 ) -> None:
     first, second, third = variants
@@ -343,10 +347,10 @@ def test_next_variant_is_selected(
 
 
 @pytest.mark.parametrize("n_more", [1, 2])
-def test_all_variants_are_wrong(
+def test_no_variant_is_selected_if_all_are_wrong(
     printed: Callable[..., list[list[int]]], variants: list[str], n_more: int
 ) -> None:
-    """With one more, the result is not written, so the same variant is loaded again."""
+    """With one more variant the result is not written, so the same variant is loaded again."""
     more = [end for name in variants[1 : 1 + n_more] for end in tried_in(name, 1)]
     printed(*2 * tried_in(variants[0], 1), *more, *tried_in(variants[0], 1))
     with pytest.raises(LibraryError, match=r"with weights in Q8_0 .*: install pyh2o again"):

@@ -27,19 +27,19 @@ GREETED = bytes([28]) + bytes(7)
         (["a:1,b:2", "10.0.0.3:50052", "a:1"], ("a:1", "b:2", "10.0.0.3:50052")),
     ],
 )
-def test_lists_of_servers(given: object, servers: tuple[str, ...]) -> None:
+def test_lists_of_servers_are_parsed(given: object, servers: tuple[str, ...]) -> None:
     assert parse_servers(given) == servers  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:0", "a:65536", "a:b", "[::1]:1", "a:1,"])
-def test_invalid_server(text: str) -> None:
+def test_an_invalid_server_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="is not a server: give host:port"):
         parse_servers(text)
 
 
 @pytest.fixture
 def impostor() -> Iterator[Callable[[bytes | None], str]]:
-    """Return a function that starts another server, which gives one answer or none."""
+    """Return a function that starts a fake server with one reply or none."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def start(answer: bytes | None) -> str:
@@ -58,7 +58,7 @@ def impostor() -> Iterator[Callable[[bytes | None], str]]:
 
 
 @needs_rpc
-def test_server_of_this_build() -> None:
+def test_a_server_of_this_build_is_accepted() -> None:
     with running_server() as address:
         check_server(address)
         check_server(address)
@@ -75,12 +75,14 @@ def test_server_of_this_build() -> None:
     ],
     ids=["nothing", "HTTP", "newer", "newer in part", "older"],
 )
-def test_other_version_or_protocol(impostor: Callable[[bytes | None], str], answer: bytes) -> None:
+def test_another_version_or_protocol_is_refused(
+    impostor: Callable[[bytes | None], str], answer: bytes
+) -> None:
     with pytest.raises(ServerError, match="is not an RPC server of this version"):
         check_server(impostor(answer))
 
 
-def test_busy_server(
+def test_a_busy_server_is_refused(
     impostor: Callable[[bytes | None], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc, "PATIENCE", 0.1)
@@ -88,7 +90,7 @@ def test_busy_server(
         check_server(impostor(None))
 
 
-def test_server_that_cannot_be_reached() -> None:
+def test_an_unreachable_server_is_reported() -> None:
     address = unused_address()
     with pytest.raises(ServerError, match=f"{address} .Connection refused.: start"):
         check_server(address)
@@ -96,7 +98,7 @@ def test_server_that_cannot_be_reached() -> None:
         check_server("no-such-machine.invalid:50052")
 
 
-def test_build_without_rpc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_without_rpc_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "backend_function", lambda *_: None)
     with pytest.raises(ServerError, match="this build of pyh2o has no RPC backend"):
         rpc.Offloading(["127.0.0.1:1"])

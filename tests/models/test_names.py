@@ -1,4 +1,4 @@
-"""Names of models, and looking a model up by its name or the beginning of it."""
+"""Find models by name or by the start of a name."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def put(*names: str) -> list[Path]:
 @pytest.mark.parametrize(
     "name", ["Qwen3-0.6B-Q4_K_M", "qwen3-0.6b-q4_k_m", "qwen3", "Q", "Qwen3-0.6B-Q4_K_M.gguf"]
 )
-def test_beginning_of_a_name(name: str) -> None:
+def test_the_start_of_a_name_finds_a_model(name: str) -> None:
     path, _ = put("Qwen3-0.6B-Q4_K_M.gguf", "tiny.gguf")
     assert find_model(name) == find_model(Path(name)) == path
 
 
-def test_beginning_of_several_names() -> None:
+def test_an_ambiguous_start_is_refused() -> None:
     put("qwen3-4b.gguf", "qwen3-8b.gguf", "qwen.gguf")
     with pytest.raises(ModelError, match=r"match qwen3: give .* qwen3-4b or qwen3-8b$"):
         find_model("qwen3")
@@ -45,19 +45,19 @@ def test_beginning_of_several_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3-4b", "owner", "q4"])
-def test_unknown_name(name: str) -> None:
+def test_an_unknown_name_is_reported(name: str) -> None:
     put("tiny-q4.gguf")
     with pytest.raises(ModelError, match=rf"no model {name}: give a GGUF file, or a name from"):
         find_model(name)
 
 
 @pytest.mark.parametrize("name", ["tin.gguf", "folder/tiny", "../tiny", "~/tiny"])
-def test_path_is_not_a_name(name: str) -> None:
+def test_a_path_is_not_a_name(name: str) -> None:
     put("tiny.gguf")
     assert find_model(name) == Path(name).expanduser()
 
 
-def test_file_takes_precedence(tmp_path: Path) -> None:
+def test_an_existing_file_takes_precedence(tmp_path: Path) -> None:
     [path] = put("tiny.gguf")
     (tmp_path / "tiny").mkdir()
     assert find_model("tiny") == path
@@ -68,7 +68,7 @@ def test_file_takes_precedence(tmp_path: Path) -> None:
     assert find_model("tiny.gguf") == Path("tiny.gguf")
 
 
-def test_beginning_of_a_packaged_model() -> None:
+def test_the_start_of_a_name_finds_a_packaged_model() -> None:
     with pytest.raises(ModelError, match="model gemma3-270m is not here yet: run"):
         find_model("gemma3")
     [other] = put("gemma3-big.gguf")
@@ -79,7 +79,7 @@ def test_beginning_of_a_packaged_model() -> None:
     assert find_model("smollm2") == find_model("dem") == demo
 
 
-def test_model_in_several_files() -> None:
+def test_a_model_in_several_files_has_one_name() -> None:
     names = [f"big-Q8_0-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
     first, *_ = put(*names, ".hidden.gguf")
     [*_, listed] = list_models()
@@ -93,7 +93,7 @@ def test_model_in_several_files() -> None:
     "file",
     ["Tiny-Q8_0.GGUF", "Tiny-Q8_0.gguf-00001-of-00002.gguf", "Tiny-Q8_0-00001-of-00002.GGUF"],
 )
-def test_other_spellings_of_the_ending(file: str) -> None:
+def test_the_file_extension_is_case_insensitive(file: str) -> None:
     [path] = put(file)
     [*_, listed] = list_models()
     assert (listed.name, listed.path) == ("Tiny-Q8_0", path)
@@ -103,8 +103,8 @@ def test_other_spellings_of_the_ending(file: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["generate -p x", "serve", "bench", "models check"])
-def test_commands_take_names(command: str) -> None:
-    """The error shows the path that the name stands for."""
+def test_commands_accept_names(command: str) -> None:
+    """The error shows the path of the name."""
     [path] = put("broken-model.gguf")
     option = [] if command == "models check" else ["-m"]
     output = run(*command.split(), *option, "broken", stdin="x\n")
@@ -112,7 +112,7 @@ def test_commands_take_names(command: str) -> None:
     assert str(path) in output.notes
 
 
-def test_names_of_files_need_not_be_utf_8(tmp_path: Path) -> None:
+def test_file_names_need_not_be_utf_8(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"\xff")
     folder.mkdir()
     files = model, _ = write_models(folder)

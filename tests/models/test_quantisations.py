@@ -1,4 +1,4 @@
-"""The choice among the files of a repository."""
+"""Select a file of a repository."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def chosen(*names: str, wanted: str | None = None) -> str:
         ("a-Q4_K_M-v2", "Q4_K_M"),
     ],
 )
-def test_quantisation_of_a_name(path: str, quantisation: str) -> None:
+def test_a_quantisation_is_selected_by_name(path: str, quantisation: str) -> None:
     assert quantisation_of(path) == quantisation
 
 
-def test_default() -> None:
+def test_the_default_quantisation() -> None:
     assert chosen("m-Q2_K", "m-UD-Q4_K_M", "m-Q4_K_M", "m-Q8_0") == "m-Q4_K_M"
     assert chosen("m-anything") == "m-anything"
 
@@ -54,7 +54,9 @@ def test_default() -> None:
         (["a-Q4_K_M", "a-Q8_0"], "Q5_0", r"it has no Q5_0: .*: Q4_K_M \(0\.0 GB\), Q8_0"),
     ],
 )
-def test_no_model_or_several(names: list[str], wanted: str | None, message: str) -> None:
+def test_an_ambiguous_or_missing_quantisation_is_refused(
+    names: list[str], wanted: str | None, message: str
+) -> None:
     with pytest.raises(ModelError, match=message):
         chosen(*names, wanted=wanted)
     if names[0] != "a":
@@ -67,7 +69,7 @@ def test_other_files_are_ignored() -> None:
     assert models_of([HubFile("m-Q4_K_M.bin", 1, None)]) == []
 
 
-def test_parts() -> None:
+def test_parts_are_selected_together() -> None:
     names = [f"UD/m-Q8_0-{i:05}-of-00003" for i in (2, 1, 3)]
     [model] = models(*names)
     assert model.path == "UD/m-Q8_0"
@@ -76,7 +78,7 @@ def test_parts() -> None:
     assert models(*names[1:]) == []
 
 
-def test_single_file_is_preferred_to_parts() -> None:
+def test_a_single_file_is_preferred_to_parts() -> None:
     parts = [f"m-Q8_0-{i:05}-of-{n:05}" for n in (2, 3) for i in range(1, n + 1)]
     [model] = models("m-Q8_0", *parts)
     assert [file.path for file in model.files] == ["m-Q8_0.gguf"]
@@ -85,7 +87,7 @@ def test_single_file_is_preferred_to_parts() -> None:
     assert len(models("m-Q8_0", parts[1])) == 1
 
 
-def test_parts_with_gguf_inside_their_names() -> None:
+def test_parts_may_have_gguf_inside_their_names() -> None:
     names = [f"{folder}/m.Q8_0.gguf-{i:05}-of-00002" for folder in "ab" for i in (1, 2)]
     found = models(*names)
     assert [model.path for model in found] == ["a/m.Q8_0", "b/m.Q8_0"]

@@ -1,4 +1,4 @@
-"""Batches that are broken off at any node of the graph, and have left no trace."""
+"""Batches aborted at any node of the graph leave no trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ N_LAYER, N_VOCAB, N_POS = 6, 384, 128
 HEAVY, RECENT, SLACK = 14, 9, 20
 SETTINGS = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 200, "logits_all": True}
 POLICIES = ["h2o", "h2o-far", "snap", "roco", *EXAMPLES[:2]]
-# The weights of queries come to their limit within a batch.
+# The attention weights of queries reach their limit within one batch.
 FADES_FAST = "h2o-far:near=2,half_life=0.25"
 
 MakeLlama = Callable[..., Llama]
@@ -38,7 +38,7 @@ def _asked_at_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nodes_of_a_batch(llm: Llama, tokens: list[int]) -> int:
-    """How often a batch of so many tokens asks; it stays in the text."""
+    """Return how often a batch of `n` tokens calls the callback; the batch stays in the text."""
     never = Countdown(0)
     llm.text.while_reading = never
     llm.eval(tokens)
@@ -46,7 +46,7 @@ def nodes_of_a_batch(llm: Llama, tokens: list[int]) -> int:
     return -never.n_left
 
 
-def break_off(llm: Llama, tokens: list[int], node: int) -> None:
+def abort_batch(llm: Llama, tokens: list[int], node: int) -> None:
     llm.text.while_reading = Countdown(node)
     with pytest.raises(StopError):
         llm.eval(tokens)
@@ -56,7 +56,7 @@ def break_off(llm: Llama, tokens: list[int], node: int) -> None:
 def assert_no_trace(
     make: MakeLlama, rng: np.random.Generator, *, n_first: int, n_nodes: int
 ) -> None:
-    """Break one batch off at its first node and at any others, and go on as a twin does."""
+    """Abort one batch at its first and at other nodes, and compare with an uninterrupted twin."""
     alone, other = make(), make()
     first, more = random_tokens(rng, n_first), random_tokens(rng, 90)
     for llm in (alone, other):
@@ -64,14 +64,14 @@ def assert_no_trace(
     before, n_compactions = other.kv_state(), other.kv.compactions
     rows = set()
     for node in (1, int(rng.integers(2, n_nodes)), int(rng.integers(2, n_nodes)), n_nodes):
-        break_off(other, more, node)
+        abort_batch(other, more, node)
         assert other.n_tokens == n_first
         rows.add(
             b"".join(array.tobytes() for layer in range(N_LAYER) for array in other.kv_rows(layer))
         )
-    # what made room for the batch stays, and nothing comes to that
+    # a compaction that made space for the batch stays; no compaction follows
     assert len(rows) == 1
-    if other.kv.compactions == 0:  # later there are free cells among the others, whose rows differ
+    if other.kv.compactions == 0:  # later free cells lie between the others, whose rows differ
         assert other.kv_state() == before
     assert other.kv.compactions - n_compactions == (other.text.room_in_batch() == SLACK)
     for llm in (alone, other):
@@ -83,7 +83,7 @@ def assert_no_trace(
     other.close()
 
 
-# every way through the graph, and tokens that are not archived and find the same later
+# every path through the graph, and tokens that are not archived and retrieve the same rows later
 WAYS = [
     *({"policy": policy} for policy in (*POLICIES, FADES_FAST)),
     stored_as("q8_0"),
@@ -94,10 +94,10 @@ WAYS = [
 
 
 @pytest.mark.parametrize("settings", WAYS, ids=str)
-def test_a_batch_leaves_no_trace(
+def test_an_aborted_batch_leaves_no_trace(
     path: Path, rng: np.random.Generator, settings: dict[str, Any]
 ) -> None:
-    """In the room there is, where a compaction comes first, and where a re-base does."""
+    """Without a compaction, before a compaction and before a re-base."""
 
     def make() -> Llama:
         return tiny_llama(path, **{**SETTINGS, "policy": "h2o-far", **settings})
@@ -109,51 +109,53 @@ def test_a_batch_leaves_no_trace(
         assert_no_trace(make, rng, n_first=n_first, n_nodes=n_nodes)
 
 
-def test_the_first_batch_leaves_a_text_its_pins(path: Path, rng: np.random.Generator) -> None:
+def test_an_aborted_first_batch_keeps_the_pins(path: Path, rng: np.random.Generator) -> None:
     alone, other = (tiny_llama(path, **SETTINGS) for _ in range(2))
     tokens = random_tokens(rng, 100)
     for llm in (alone, other):
         llm.text.cache.pin(4)
         llm.pin_spans([(20, 24)])
-    break_off(other, tokens, 40)
+    abort_batch(other, tokens, 40)
     assert (other.n_tokens, other.kv.used, other.kv.pinned) == (0, 0, 4)
     for llm in (alone, other):
         llm.eval(tokens)
     assert_same_cache(alone, other)
 
 
-def test_a_full_cache(path: Path, rng: np.random.Generator) -> None:
+def test_aborting_leaves_no_trace_in_a_full_cache(path: Path, rng: np.random.Generator) -> None:
     alone, other = (tiny_llama(path, evict=False, n_ctx=256, logits_all=True) for _ in range(2))
     first, more = random_tokens(rng, 40), random_tokens(rng, 50)
     for llm in (alone, other):
         llm.eval(first)
     before = other.kv_state()
-    break_off(other, more, 33)
+    abort_batch(other, more, 33)
     assert other.kv_state() == before
     for llm in (alone, other):
         llm.eval(more)
     np.testing.assert_array_equal(alone.scores[: alone.n_tokens], other.scores[: alone.n_tokens])
 
 
-def test_an_exact_prefill(path: Path, rng: np.random.Generator) -> None:
-    """The larger cache is given back, with what was read before."""
+def test_aborting_an_exact_prefill_leaves_no_trace(path: Path, rng: np.random.Generator) -> None:
+    """The larger cache and its rows are discarded."""
     alone, other = (tiny_llama(path, prefill="exact", n_batch=20, **SETTINGS) for _ in range(2))
     tokens = random_tokens(rng, 100)
     n_nodes = nodes_of_a_batch(tiny_llama(path, **SETTINGS), tokens[:20])
     alone.eval(tokens[:40])
-    break_off(other, tokens, 2 * n_nodes + 50)
+    abort_batch(other, tokens, 2 * n_nodes + 50)
     assert_same_cache(alone, other)
 
 
 @pytest.mark.parametrize("variant", ["gemma2", "gpt_oss"])
-def test_a_window(tmp_path: Path, rng: np.random.Generator, variant: str) -> None:
-    """To rounding: llama.cpp puts the rows of a window into other cells."""
+def test_aborting_leaves_no_trace_in_a_windowed_cache(
+    tmp_path: Path, rng: np.random.Generator, variant: str
+) -> None:
+    """Up to rounding: llama.cpp puts the rows of a window into other cells."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=6, arch_variant=variant, n_layer=4)
     alone, other = (tiny_llama(path, **SETTINGS) for _ in range(2))
     first, more = random_tokens(rng, 150), random_tokens(rng, 60)
     for llm in (alone, other):
         llm.eval(first)
-    break_off(other, more, 50)
+    abort_batch(other, more, 50)
     assert other.n_tokens == len(first)
     for llm in (alone, other):
         llm.eval(more)
@@ -162,40 +164,42 @@ def test_a_window(tmp_path: Path, rng: np.random.Generator, variant: str) -> Non
     )
 
 
-def test_recurrent_states_are_not_broken_off(tmp_path: Path, rng: np.random.Generator) -> None:
-    """They are written over as the graph is computed."""
+def test_batches_with_recurrent_states_are_not_aborted(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Recurrent states are overwritten while the graph is computed."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=6, arch_variant="lfm2", n_layer=4)
     llm = tiny_llama(path, **SETTINGS)
     assert nodes_of_a_batch(llm, random_tokens(rng, 50)) == 0
     assert llm.n_tokens == 50
 
 
-def test_few_tokens_ask_nobody(path: Path, rng: np.random.Generator) -> None:
+def test_small_batches_do_not_call_the_abort_callback(path: Path, rng: np.random.Generator) -> None:
     llm = tiny_llama(path, **SETTINGS)
     for token in random_tokens(rng, 30):
         assert nodes_of_a_batch(llm, [token]) == 0
 
 
-def test_no_token_is_drawn_from_logits_that_are_gone(path: Path, rng: np.random.Generator) -> None:
+def test_sampling_from_discarded_logits_is_refused(path: Path, rng: np.random.Generator) -> None:
     tokens = random_tokens(rng, 10)
-    drawn = []
+    sampled = []
     for breaks in (False, True):
         llm = tiny_llama(path, **SETTINGS)
         llm.eval(tokens)
         if breaks:
-            break_off(llm, random_tokens(rng, 15), 100)
-        drawn.append(next(llm.generate(tokens, temp=0)))
-    assert drawn[0] == drawn[1]
+            abort_batch(llm, random_tokens(rng, 15), 100)
+        sampled.append(next(llm.generate(tokens, temp=0)))
+    assert sampled[0] == sampled[1]
 
 
-def test_errors_of_llama_cpp_stay(path: Path, rng: np.random.Generator) -> None:
+def test_errors_of_llama_cpp_are_kept(path: Path, rng: np.random.Generator) -> None:
     llm = tiny_llama(path, **SETTINGS)
     with pytest.raises(RuntimeError, match="llama_decode returned"):
         llm.eval([N_VOCAB + 1] * 10)
 
 
-def test_the_handler_of_a_signal_runs_meanwhile(path: Path, rng: np.random.Generator) -> None:
-    """Between two nodes; if it raises nothing, the batch goes on."""
+def test_a_signal_handler_runs_during_a_batch(path: Path, rng: np.random.Generator) -> None:
+    """It runs between two nodes. If it raises nothing, the batch continues."""
     llm = tiny_llama(path, **SETTINGS)
     handled: list[int] = []
     asked: list[int] = []
@@ -243,8 +247,8 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_ends_a_long_reading(path: Path) -> None:
-    """A signal from another process, in the midst of a batch."""
+def test_ctrl_c_aborts_a_long_prefill(path: Path) -> None:
+    """The signal comes from another process in the middle of a batch."""
     program = subprocess.Popen(
         [sys.executable, "-c", READS_UNTIL_CTRL_C, str(path)],
         stdout=subprocess.PIPE,
@@ -263,10 +267,10 @@ def test_ctrl_c_ends_a_long_reading(path: Path) -> None:
 
 
 @pytest.mark.parametrize("ends_larger", [False, True])
-def test_a_breaker_goes_with_the_context(
+def test_the_abort_callback_moves_with_the_context(
     path: Path, rng: np.random.Generator, ends_larger: bool
 ) -> None:
-    """For whoever sets one and has a larger cache for a while, or the other way round."""
+    """The callback is set before or after the cache is temporarily enlarged."""
     llm = tiny_llama(path, **SETTINGS)
     llm.eval(random_tokens(rng, 30))
     context = context_of(llm.text.model.address)

@@ -1,4 +1,4 @@
-"""Sizes of ggml's tiles are there when they are loaded, whatever the compiler knows of that."""
+"""ggml's AMX tile sizes are stored before they are loaded, whatever the compiler optimises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize("level", ["-O1", "-O2", "-O3"])
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
-def test_all_of_the_configuration_is_there_when_it_is_loaded(
+def test_the_tile_configuration_is_complete_when_it_is_loaded(
     tmp_path: Path, compiler: str, level: str
 ) -> None:
     """Without the barriers of our patch GCC drops the stores of the sizes."""

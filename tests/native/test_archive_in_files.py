@@ -1,4 +1,4 @@
-"""A model's archive in a file: what is in memory on its way, and pages that get damaged."""
+"""A model's archive in a file: rows buffered in memory, and damaged pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tiny_llama import tiny_llama
 
 N_VOCAB, N_POS = 384, 4000
 N_PAGE, HEADER = 128, 4096  # tokens; bytes
-PIECE = 16 * N_PAGE  # tokens that are in memory at most, on their way to the file
+PIECE = 16 * N_PAGE  # most tokens that are buffered in memory before they are written to the file
 RECALL = 20
 MODEL: dict[str, Any] = {"seed": 4, "n_layer": 2, "n_ctx_train": N_POS}
 
@@ -31,7 +31,7 @@ def random_tokens(n: int, seed: int = 1) -> list[int]:
     return tokens
 
 
-def trouble_of(llm: Llama, n_tokens: int) -> str:
+def error_of(llm: Llama, n_tokens: int) -> str:
     trouble = llm.text.archive_trouble
     assert f"{n_tokens} tokens before position {n_tokens} cannot be found any more" in trouble
     assert "\n" not in trouble
@@ -39,7 +39,7 @@ def trouble_of(llm: Llama, n_tokens: int) -> str:
 
 
 def damage(archive: Path, page_bytes: int, page: int, at: int = HEADER) -> None:
-    """In place, as nobody expects of a file that is open."""
+    """Damage the open file in place."""
     with archive.open("r+b") as file:
         file.seek(HEADER + page * page_bytes + at)
         byte = file.read(1)[0]
@@ -48,15 +48,15 @@ def damage(archive: Path, page_bytes: int, page: int, at: int = HEADER) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# On the way to the file
+# Writing to the file
 # -------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_that_is_read_exactly_goes_to_the_file_piece_by_piece(
+def test_an_exact_prefill_writes_the_prompt_to_the_file_in_chunks(
     path: Path, tmp_path: Path
 ) -> None:
     tokens = random_tokens(3000)
-    settings = {"prefill": "exact", "recall_mib": 1024}  # which the file notes
+    settings = {"prefill": "exact", "recall_mib": 1024}  # the file records this
     memory = opened(path, None, **settings)
     memory.eval(tokens)
     filed = opened(path, tmp_path / "filed", **settings)
@@ -69,7 +69,7 @@ def test_a_prompt_that_is_read_exactly_goes_to_the_file_piece_by_piece(
     whole = (tmp_path / "filed").read_bytes()
     assert (tmp_path / "moved").read_bytes() == whole
 
-    # whoever cannot write them does not collect them
+    # a cache that cannot write rows does not collect them
     page_bytes = (len(whole) - HEADER) // n_pages
     stopped = opened(path, tmp_path / "stopped", prefill="exact")
     with full_disk(HEADER + 3 * page_bytes):
@@ -78,8 +78,8 @@ def test_a_prompt_that_is_read_exactly_goes_to_the_file_piece_by_piece(
     assert 3 * N_PAGE <= stopped.kv.archived <= 3 * N_PAGE + PIECE
 
 
-def test_damaged_pages_are_said_and_the_text_goes_on(path: Path, tmp_path: Path) -> None:
-    """All up to the last of them is dropped; what is read behind it is archived as before."""
+def test_damaged_pages_are_reported_and_the_text_continues(path: Path, tmp_path: Path) -> None:
+    """All rows up to the last damaged page are dropped; later rows are archived as before."""
     archive, tokens = tmp_path / "rows", random_tokens(1300)
     llm = opened(path, archive)
     llm.eval(tokens)
@@ -90,17 +90,17 @@ def test_damaged_pages_are_said_and_the_text_goes_on(path: Path, tmp_path: Path)
         damage(archive, page_bytes, page, at)
     llm = opened(path, archive)
     llm.load_kv_state(state, tokens)
-    trouble_of(llm, 7 * N_PAGE)
+    error_of(llm, 7 * N_PAGE)
     assert (llm.n_tokens, llm.kv.used) == (1300, before.used)
     assert llm.kv.archived == before.archived - 7 * N_PAGE
     llm.eval(random_tokens(300, seed=2))
     assert llm.kv.archived > before.archived - 7 * N_PAGE
 
 
-def test_a_model_that_was_not_loaded_leaves_the_file_to_others(
+def test_a_failed_model_load_releases_the_file(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while somebody still has the error."""
+    """Also while the caller still holds the exception."""
     archive = tmp_path / "archive"
 
     def fail(_address: int) -> int:

@@ -1,4 +1,4 @@
-"""What callers of the native interface may get wrong is refused, and leaves no trace."""
+"""The native interface refuses invalid arguments and leaves no trace of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def context_of(llm: Llama | llama_cpp.Llama) -> Any:
 
 
 def scorer(**values: Any) -> Any:
-    """Of a policy outside of the library, which gives no scores."""
+    """A policy outside the library that returns no scores."""
     given = {"score": NO_SCORES, **values}
     return ffi.new("struct llama_h2o_scorer *", given)
 
@@ -65,7 +65,7 @@ def is_attached(llm: llama_cpp.Llama) -> bool:
         ({"recent": HUGE}, "PARAMS"),
         ({"slack": HUGE}, "PARAMS"),
         ({"pinned": HUGE}, "PARAMS"),
-        # together they are 2 in 32 bits
+        # their sum overflows 32 bits to 2
         ({"heavy": 2**31, "recent": 2**31 - 1, "pinned": 2, "slack": 1}, "PARAMS"),
         ({"n_pos": HUGE}, "PARAMS"),
         ({"n_pos": 2**31}, "PARAMS"),
@@ -103,8 +103,8 @@ def test_a_missing_policy_is_refused(stock: llama_cpp.Llama) -> None:
     assert not is_attached(stock)
 
 
-def test_a_scorer_that_breaks_off_or_gives_no_numbers_fails_the_batch(path: Path) -> None:
-    """Whatever language it is written in; the text can go on."""
+def test_a_scorer_that_fails_or_returns_nan_fails_the_batch(path: Path) -> None:
+    """In any language; the text can continue."""
     gives: list[float] = []
 
     @ffi.callback("bool(void *, const struct llama_h2o_head_rows *, double *)")
@@ -143,7 +143,7 @@ def test_arguments_out_of_range_are_refused(stock: llama_cpp.Llama) -> None:
         assert lib.llama_h2o_get_rows(context, 0, layer, 0, ffi.NULL, ffi.NULL) == wrong
     for n in (23, 2**31, HUGE):
         assert lib.llama_h2o_pin(context, 0, n) == lib.LLAMA_H2O_ERR_PIN
-    # only the counts are looked at: the arrays are not so long
+    # only the counts are checked: the arrays are shorter
     for n in (2**20 + 1, 2**31, HUGE):
         assert lib.llama_h2o_pin_spans(context, 0, span, n) == lib.LLAMA_H2O_ERR_SPANS
         assert lib.llama_h2o_share_fairly(context, 0, start, n) == lib.LLAMA_H2O_ERR_SPANS
@@ -157,7 +157,7 @@ def test_arguments_out_of_range_are_refused(stock: llama_cpp.Llama) -> None:
     stock.eval(list(range(100)))
 
 
-def test_spans_to_the_last_position_of_all(stock: llama_cpp.Llama) -> None:
+def test_spans_up_to_the_last_position_are_accepted(stock: llama_cpp.Llama) -> None:
     attach(stock)
     spans = ffi.new("struct llama_h2o_span[]", [(3, 5), (2**31 - 8, 2**31 - 1)])
     assert lib.llama_h2o_pin_spans(context_of(stock), 0, spans, 2) == lib.LLAMA_H2O_OK
@@ -166,7 +166,7 @@ def test_spans_to_the_last_position_of_all(stock: llama_cpp.Llama) -> None:
     stock.eval(list(range(120)))
 
 
-def test_null_pointers() -> None:
+def test_null_pointers_are_refused() -> None:
     wrong = lib.LLAMA_H2O_ERR_ARGUMENT
     params = {"heavy": 1, "recent": 1, "pinned": 0, "slack": 1}
     assert lib.llama_h2o_supports(ffi.NULL) == wrong
@@ -188,7 +188,7 @@ def test_null_pointers() -> None:
         assert lib.llama_h2o_device_name(i) == ffi.NULL
 
 
-def test_a_layer_that_is_not_there_is_named(path: Path) -> None:
+def test_an_invalid_layer_is_named(path: Path) -> None:
     llm = tiny_llama(path, hh=8, recent=8)
     for layer in (2, 99, -1):
         with pytest.raises(NativeError, match=rf"layer {layer} is out of range .0 to 1") as error:
@@ -198,7 +198,7 @@ def test_a_layer_that_is_not_there_is_named(path: Path) -> None:
         llm.heavy_hitters(layer=99)
 
 
-# Takes memory away before eviction is attached, and gives it back.
+# Limits memory before eviction is attached, and restores it afterwards.
 SCARCE = """
 import resource, sys
 sys.path[:0] = {paths!r}
@@ -237,7 +237,7 @@ print("done")
         pytest.param(4000, 32, 600, id="buffers of the probe"),
     ],
 )
-def test_without_memory_nothing_stays_attached(
+def test_a_failed_allocation_leaves_nothing_attached(
     path: Path, n_queries: int, n_batch: int, mib: int
 ) -> None:
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
@@ -248,7 +248,7 @@ def test_without_memory_nothing_stays_attached(
     assert result.stdout == "done\n", result.stderr
 
 
-def test_a_failed_attachment_computes_what_stock_does(
+def test_after_a_failed_attach_stock_results_are_computed(
     path: Path, stock: llama_cpp.Llama, rng: np.random.Generator
 ) -> None:
     tokens = rng.integers(0, 384, 60).tolist()

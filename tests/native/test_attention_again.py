@@ -1,7 +1,7 @@
-"""Policies that look at rows outside the graph attend as the model does.
+"""Policies that attend to rows outside the graph compute the model's attention.
 
-The oracle is the model itself, with room for the whole text: what its rows collected of the last
-queries. So the architecture may be any, not only the one that the NumPy reference computes.
+The oracle is the model itself with a cache for the whole text: the scores that its rows collected
+from the last queries. So the test covers any architecture, not only the one in the NumPy reference.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[np.floating[Any]]
 N_LAYER, N_HEAD, N_TEXT = 2, 4, 200
 HEAVY, RECENT = 24, 20
 
-# All that can be evicted: ways to rotate, to norm and to scale.
+# All architectures with eviction: kinds of rotation, normalization and scaling.
 ARCHITECTURES = (
     "llama",
     "frequency_factors",
@@ -50,7 +50,7 @@ EVICTING: dict[str, Any] = {
 
 @pytest.fixture(params=ARCHITECTURES)
 def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A model with one query head for each KV head, so that what rows collect is no mean."""
+    """Write a model with one query head per KV head, so that the scores of rows are not means."""
     arch_variant, long_window, _ = request.param.partition("_in_a_long_window")
     return write_tiny_gguf(
         tmp_path / "tiny.gguf",
@@ -58,19 +58,19 @@ def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
         n_layer=N_LAYER,
         n_head=N_HEAD,
         n_head_kv=N_HEAD,
-        # of the window, 600 tokens, LongRoPE then takes factors for many positions
+        # longer than the window, 600 tokens: LongRoPE then uses the factors for long contexts
         n_ctx_train=1024 if long_window else 4096,
         arch_variant=arch_variant,
     )
 
 
 def collected_scores(llm: Llama) -> FloatArray:
-    """[n_layer, n_head, n_tokens] while nothing is evicted."""
+    """Return scores [n_layer, n_head, n_tokens] of a text without evictions."""
     return np.array([llm.kv_rows(layer)[1] for layer in range(N_LAYER)])
 
 
 def attention_of_last(path: Path, tokens: list[int]) -> FloatArray:
-    """[n_layer, n_head, n_tokens] the share that the last query gives each token."""
+    """Return the attention of the last query to each token, [n_layer, n_head, n_tokens]."""
     with tiny_llama(path, **ROOMY) as llm:
         llm.eval(tokens[:-1])
         before = np.pad(collected_scores(llm), [(0, 0), (0, 0), (0, 1)])
@@ -80,8 +80,10 @@ def attention_of_last(path: Path, tokens: list[int]) -> FloatArray:
     return shares
 
 
-def test_policies_that_look_again_attend_as_the_model(path: Path, rng: np.random.Generator) -> None:
-    """Those of the last query: their scores are what it gives. Grok caps its logits."""
+def test_policies_outside_the_graph_compute_the_models_attention(
+    path: Path, rng: np.random.Generator
+) -> None:
+    """Their scores equal the last query's attention. Grok caps its logits."""
     tokens = rng.integers(3, 384, N_TEXT).tolist()
     shares = attention_of_last(path, tokens)
     with tiny_llama(path, policy="snap:queries=1,pool=1", **EVICTING) as llm:

@@ -1,4 +1,4 @@
-"""The C interface is that of the header, and only one llama.cpp runs in a process."""
+"""The C interface matches the header, and only one llama.cpp runs in a process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "native" / "include" / "llama-h2o.h"
 
 
-def test_everything_in_the_header_can_be_used() -> None:
+def test_every_name_of_the_header_is_callable() -> None:
     from pyh2o._native import ffi, lib
 
     header = HEADER.read_text()
@@ -33,7 +33,7 @@ def test_everything_in_the_header_can_be_used() -> None:
     assert params.heavy == 0
 
 
-def test_every_status_has_a_text_of_its_own() -> None:
+def test_every_status_has_its_own_message() -> None:
     from pyh2o._native import ffi, lib
 
     declared = re.findall(r"LLAMA_H2O_(?:OK|ERR_\w+)\s*=\s*(-?\d+)", HEADER.read_text())
@@ -45,14 +45,14 @@ def test_every_status_has_a_text_of_its_own() -> None:
 
 
 def run_python(code: str, folder: Path = Path(__file__).parent) -> subprocess.CompletedProcess[str]:
-    """Run code in a folder; Python looks for packages there first."""
+    """Run code in a folder that Python searches first for packages."""
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder
     )
 
 
-def test_another_llama_cpp_in_the_process_is_refused() -> None:
-    # stands for a llama_cpp that was imported first and loaded its own library
+def test_a_second_llama_cpp_in_the_process_is_refused() -> None:
+    # stands for a llama_cpp that was imported earlier and loaded its own library
     result = run_python(
         "import sys, types\n"
         "stock = types.ModuleType('llama_cpp.llama_cpp')\n"
@@ -85,7 +85,7 @@ def test_llama_cpp_runs_on_our_library(imports: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_a_variable_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "/elsewhere")
     result = run_python(
         "import pyh2o, llama_cpp, os; assert os.environ['LLAMA_CPP_LIB_PATH'] == '/elsewhere'"
@@ -93,7 +93,7 @@ def test_a_variable_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_python_in_the_checkout_finds_the_installed_libraries() -> None:
+def test_python_in_the_checkout_loads_the_installed_libraries() -> None:
     result = run_python(
         "import sys\n"
         "sys.path.insert(0, '')\n"  # PYTHONSAFEPATH may be set where the tests run
@@ -108,7 +108,7 @@ def test_python_in_the_checkout_finds_the_installed_libraries() -> None:
     assert Path(commands) == ROOT / "cli" / "__init__.py"
 
 
-def test_a_checkout_that_nothing_was_installed_from_says_what_to_do(
+def test_a_checkout_without_an_installation_reports_how_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pyh2o import library
@@ -121,13 +121,13 @@ def test_a_checkout_that_nothing_was_installed_from_says_what_to_do(
         library.check_library()
 
 
-def test_the_package_lists_what_it_has() -> None:
+def test_the_package_lists_its_public_names() -> None:
     assert set(pyh2o.__all__) <= set(dir(pyh2o))
 
 
-def test_a_missing_library_is_named_with_its_cure(tmp_path: Path) -> None:
+def test_a_missing_library_is_reported_with_a_fix(tmp_path: Path) -> None:
     package = shutil.copytree(LIBRARY_FOLDER.parent, tmp_path / "pyh2o")
-    # a wheel has one for each kind of processor
+    # a wheel has one library per kind of processor
     for library in (package / "lib").glob("libggml-cpu*"):
         library.unlink()
     for module in ("compat.llama", "library.devices"):
@@ -140,7 +140,7 @@ def test_a_missing_library_is_named_with_its_cure(tmp_path: Path) -> None:
 
 
 def test_libraries_in_the_current_folder_are_not_loaded(tmp_path: Path) -> None:
-    """ggml that is not told where to look takes those."""
+    """ggml loads them if it gets no path."""
     here = shutil.copytree(LIBRARY_FOLDER, tmp_path / "here")
     code = "from pyh2o.library.backends import cpu_library; print(cpu_library())"
     result = subprocess.run(
@@ -153,7 +153,7 @@ def test_libraries_in_the_current_folder_are_not_loaded(tmp_path: Path) -> None:
 
 
 class Ggml:
-    """ggml that is linked with no backend, and finds those that `found` names."""
+    """A ggml without linked backends that finds the backends named in `found`."""
 
     def __init__(self, *found: bytes) -> None:
         self.found = found
@@ -174,7 +174,7 @@ class Ggml:
         return int(name in self.found)
 
 
-def test_backends_come_from_the_folder_of_the_libraries_alone(
+def test_backends_are_loaded_only_from_the_library_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GGML_BACKEND_PATH", "/elsewhere/libggml-other.so")
@@ -186,8 +186,8 @@ def test_backends_come_from_the_folder_of_the_libraries_alone(
         load_backends(Ggml(b"RPC"), tmp_path)
 
 
-def test_a_variant_that_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the others the best by its own score is loaded, if there is one that runs here."""
+def test_a_skipped_variant_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variant with the best score of the others is loaded, if one runs here."""
     scores = {"good": 3, "better": 5, "best": 9, "foreign": 0}
     for name, score in scores.items():
         code = f"int ggml_backend_score(void) {{ return {score}; }}"
@@ -207,7 +207,7 @@ def test_a_variant_that_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monke
     assert loading.without_variants(tmp_path, passed_over) == [tmp_path / "libggml-rpc.so"]
 
 
-def test_ggml_that_is_linked_with_its_backends_loads_none(tmp_path: Path) -> None:
+def test_a_ggml_with_linked_backends_loads_none(tmp_path: Path) -> None:
     class Linked(Ggml):
         ggml_backend_cpu_reg = None
 
@@ -216,13 +216,13 @@ def test_ggml_that_is_linked_with_its_backends_loads_none(tmp_path: Path) -> Non
     assert ggml.folders == []
 
 
-def test_missing_libraries_of_cuda_have_a_cure_of_their_own() -> None:
+def test_missing_cuda_libraries_are_reported_with_their_own_fix() -> None:
     from pyh2o._native import how_to_load
 
     reason = "libcublas.so.13: cannot open shared object file: No such file or directory"
     assert "pip install nvidia-cublas nvidia-cuda-runtime" in how_to_load(reason)
 
 
-def test_looking_at_the_package_loads_no_library() -> None:
+def test_inspecting_the_package_loads_no_library() -> None:
     result = run_python("import pyh2o, sys; assert 'llama_cpp' not in sys.modules")
     assert result.returncode == 0, result.stderr

@@ -1,6 +1,6 @@
-"""Llama 4, whose layers see the chunk of the text that they are in, where a text has two chunks.
+"""Llama 4, whose layers attend within chunks, in a text of two attention chunks.
 
-Chunks are those of the text: no re-base moves their borders, for there is none.
+Chunk borders are positions of the text. They never move because this model has no re-base.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from research.reference.eviction import EvictionParameters
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, random_tokens, tiny_llama, tiny_parent
 
-# llama.cpp's, which no file can change.
+# llama.cpp's size, which a model file cannot change.
 CHUNK = 8192
 BATCH = 240
-# The layers with chunks have 33 blocks of 256 cells, so rows of the first chunk are overwritten.
+# The chunked layers have 33 blocks of 256 cells, so rows of the first chunk are overwritten.
 N_TEXT = 37 * BATCH
 SIZES = {"n_layer": 4, "n_head": 1, "n_head_kv": 1, "head_size": 16, "n_ff": 32}
 COVERING = {"hh": N_TEXT, "recent": 600, "slack": BATCH}
@@ -33,7 +33,7 @@ SMALL = {"hh": 120, "recent": 120, "slack": BATCH}
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As small as it can be, because it has to read far."""
+    """Write the smallest possible model, because the test reads long texts."""
     path = tmp_path_factory.mktemp("chunks") / "llama4.gguf"
     return write_tiny_gguf(path, seed=3, arch_variant="llama4", **SIZES, n_ctx_train=2 * CHUNK)
 
@@ -45,13 +45,13 @@ read = partial(read_chunks, size=BATCH)
 
 
 def assert_alike(logits: np.ndarray, expected: np.ndarray, *, atol: float) -> None:
-    """Equal but for rounding, which may give a token to another expert; [n, n_vocab]."""
+    """Compare [n, n_vocab] up to rounding, which can route a token to another expert."""
     assert np.mean(np.abs(logits - expected).max(axis=1) < atol) > 0.8
 
 
 @pytest.fixture(scope="module")
 def full(path: Path) -> tuple[list[int], np.ndarray]:
-    """A text, and the logits behind each batch of it in llama.cpp's full cache."""
+    """Return a text and the logits after each batch of it in llama.cpp's full cache."""
     tokens = random_tokens(np.random.default_rng(4), N_TEXT)
     cells = {"n_ctx": N_TEXT, "n_batch": BATCH, "n_ubatch": BATCH, "swa_full": False}
     with closing(tiny_parent(path, **EXACT_ROWS, **cells)) as parent:
@@ -59,7 +59,7 @@ def full(path: Path) -> tuple[list[int], np.ndarray]:
 
 
 @pytest.mark.parametrize("attention", ["ops", "auto"])
-def test_budget_that_covers_two_chunks_changes_nothing(
+def test_a_budget_for_two_chunks_changes_nothing(
     path: Path, full: tuple[list[int], np.ndarray], attention: str
 ) -> None:
     tokens, expected = full
@@ -84,10 +84,10 @@ def test_exact_prefill_reads_two_chunks(
         assert llm.kv.used <= llm.kv.capacity
 
 
-def test_rows_are_dropped_as_if_masked_in_the_second_chunk(
+def test_evicted_rows_equal_masked_rows_in_the_second_chunk(
     path: Path, rng: np.random.Generator
 ) -> None:
-    """Those of the layer that sees the whole text; its temperature is another one there."""
+    """Rows of the layer that attends to the whole text; its temperature differs there."""
     with (
         evicting(path, **SMALL, attention="ops") as llm,
         MaskedLlama(path, n_ctx=N_TEXT, n_batch=BATCH) as masked,
@@ -112,7 +112,7 @@ def test_rows_are_dropped_as_if_masked_in_the_second_chunk(
         np.testing.assert_allclose(first_chunk, [0, 0, 0, first_chunk[3]])
 
 
-def test_tail_is_removed_across_the_border_while_the_first_chunk_is_there(
+def test_a_tail_across_the_border_is_removed_while_the_first_chunk_is_cached(
     path: Path, rng: np.random.Generator
 ) -> None:
     tokens = random_tokens(rng, N_TEXT)
@@ -130,7 +130,7 @@ def test_tail_is_removed_across_the_border_while_the_first_chunk_is_there(
         assert_alike(read(llm, tokens[CHUNK : CHUNK + 50], size=10), expected[5:], atol=1e-4)
 
 
-def test_state_goes_on_in_the_second_chunk(path: Path, rng: np.random.Generator) -> None:
+def test_a_state_resumes_in_the_second_chunk(path: Path, rng: np.random.Generator) -> None:
     tokens, more = random_tokens(rng, N_TEXT), random_tokens(rng, 60)
     with evicting(path, **SMALL, attention="ops") as llm:
         read(llm, tokens)
@@ -142,10 +142,10 @@ def test_state_goes_on_in_the_second_chunk(path: Path, rng: np.random.Generator)
 
 
 @pytest.mark.parametrize("n_expert", [4, 128])
-def test_temperature_by_position_ends_the_text(
+def test_temperature_by_position_ends_the_text_at_the_cell_limit(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, n_expert: int
 ) -> None:
-    """So chunks stay those of the text. With 128 experts nothing else forbids a re-base."""
+    """So chunks stay those of the text. With 128 experts nothing else prevents a re-base."""
     monkeypatch.setattr(tiny_windowed, "N_EXPERT", n_expert)
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf", seed=3, arch_variant="llama4", **SIZES, n_ctx_train=48

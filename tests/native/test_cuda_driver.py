@@ -1,4 +1,4 @@
-"""The CUDA backend without a driver: it is loaded all the same."""
+"""The CUDA backend loads without a driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from compiled import NATIVE
 
-# Where there is no driver.
+# The result if there is no driver.
 NO_DEVICE = 100
 
 BACKEND = "int cuMemCreate(void);\nint create(void) { return cuMemCreate(); }\n"
@@ -20,7 +20,7 @@ DRIVER = "int cuMemCreate(void) { return 7; }\n"
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="no loader with filters, and no CUDA")
 @pytest.mark.skipif(ctypes.util.find_library("cuda") is not None, reason="there is a driver")
-def test_functions_of_the_driver_are_taken_where_there_is_one(tmp_path: Path) -> None:
+def test_driver_functions_are_used_if_there_is_a_driver(tmp_path: Path) -> None:
     for name, source in (("backend.c", BACKEND), ("driver.c", DRIVER)):
         (tmp_path / name).write_text(source)
     here = [tmp_path / "backend.c", NATIVE / "src" / "cuda" / "h2o-cuda-driver.c"]
@@ -35,6 +35,6 @@ def link(library: Path, *arguments: Path | str) -> None:
 
 
 def created(library: Path) -> int:
-    """What the backend's call of the driver returns, in a process of its own."""
+    """Return the result of the backend's driver call, from a separate process."""
     code = f"import ctypes; print(ctypes.CDLL({str(library)!r}).create())"
     return int(subprocess.check_output([sys.executable, "-c", code]))

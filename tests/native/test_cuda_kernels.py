@@ -1,4 +1,4 @@
-"""The CUDA kernels against NumPy, on any machine: compiled for the CPU with cuda_on_cpu/."""
+"""The CUDA kernels against NumPy on any machine, compiled for the CPU with cuda_on_cpu/."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def kernels() -> ctypes.CDLL:
     return compile_library("kernels", [sources / "kernels.cpp"], headers)
 
 
-# Logits of sinks: of none, of one that changes nothing, of one that takes all attention.
+# Sink logits: no sink, one without effect, and one that takes all attention.
 SINKS = np.array([-np.inf, -1e4, 0, 3, 30, 1e30], np.float32)
 
 
 def softmax(x: FloatArray, sinks: FloatArray | None = None) -> FloatArray:
-    """Over the last axis, and a sink for each head of axis -3; 0 where everything is masked."""
+    """Return the softmax over the last axis with a sink per head of axis -3; 0 if all is masked."""
     if sinks is not None:
         column = np.broadcast_to(sinks[:, None, None], (*x.shape[:-1], 1))
         return softmax(np.concatenate([x, column], axis=-1))[..., :-1]
@@ -45,7 +45,7 @@ def softmax(x: FloatArray, sinks: FloatArray | None = None) -> FloatArray:
 
 HEADS = [(2, 2, 1), (6, 2, 1), (4, 2, 3), (5, 1, 3), (16, 1, 1)]
 SIZES = [(64, 256), (128, 320), (32, 64), (96, 192)]
-# Warps that read several tiles of 32 cells, not all of them as many.
+# Warps that read different numbers of 32-cell tiles.
 LARGER_CACHES = [
     (8, 8, 1, 32, 1088, "f16"),
     (32, 32, 1, 32, 1600, "q8_0"),
@@ -56,13 +56,13 @@ LARGER_CACHES = [
 @pytest.mark.parametrize(
     ("n_head", "n_head_kv", "n_tokens", "head_size", "n_kv", "kv_type"),
     [
-        (*heads, *sizes, list(TYPES)[(i + j) % len(TYPES)])  # each with each of the two others
+        (*heads, *sizes, list(TYPES)[(i + j) % len(TYPES)])  # every combination with both others
         for i, heads in enumerate(HEADS)
         for j, sizes in enumerate(SIZES)
     ]
     + LARGER_CACHES,
 )
-def test_attention_of_few_queries(
+def test_attention_of_few_queries_matches_numpy(
     kernels: ctypes.CDLL,
     rng: np.random.Generator,
     n_head: int,
@@ -121,7 +121,7 @@ def attend_f32(
     scores: FloatArray | None,
     out: FloatArray,
 ) -> None:
-    """Attention of 64 numbers to a row, without a scale, sinks, credit and squares."""
+    """Attention over rows of 64 elements without scale, sinks, scores and squares."""
     kernels.attend(
         sizes,
         ctypes.c_int(int(TYPES["f32"])),
@@ -132,9 +132,10 @@ def attend_f32(
     )
 
 
-def test_attention_depends_on_nothing_else(kernels: ctypes.CDLL, rng: np.random.Generator) -> None:
-    """To the bit on the order of blocks and threads; to rounding on the number of parts, which is
-    smaller for many texts at once."""
+def test_attention_does_not_depend_on_block_and_thread_order(
+    kernels: ctypes.CDLL, rng: np.random.Generator
+) -> None:
+    """Bit for bit. The number of parts, smaller for many texts at once, changes rounding."""
     n_stream, n_head, n_head_kv, n_kv = 24, 8, 4, 320
     q = rng.normal(size=(n_stream, 1, n_head, 64)).astype(np.float32)
     k, v = rng.normal(size=(2, n_stream, n_kv, n_head_kv, 64)).astype(np.float32)
@@ -158,7 +159,9 @@ def test_attention_depends_on_nothing_else(kernels: ctypes.CDLL, rng: np.random.
         np.testing.assert_allclose(one, of_all[:1], rtol=0, atol=1e-6)
 
 
-def test_attention_without_scores(kernels: ctypes.CDLL, rng: np.random.Generator) -> None:
+def test_attention_without_scores_matches_numpy(
+    kernels: ctypes.CDLL, rng: np.random.Generator
+) -> None:
     q = rng.normal(size=(1, 1, 2, 64)).astype(np.float32)
     k, v = rng.normal(size=(2, 1, 64, 1, 64)).astype(np.float32)
     mask, out = np.zeros((1, 1, 64), np.float16), np.zeros((1, 1, 2, 64), np.float32)
@@ -167,11 +170,11 @@ def test_attention_without_scores(kernels: ctypes.CDLL, rng: np.random.Generator
     np.testing.assert_allclose(out, np.einsum("shtk,skge->sthe", probs, v), atol=1e-5)
 
 
-@pytest.mark.parametrize("n_infinite", [1, 256])  # of which two parts consist
-def test_attention_over_rows_that_are_no_numbers(
+@pytest.mark.parametrize("n_infinite", [1, 256])  # two parts consist of these
+def test_attention_over_nan_rows_is_nan(
     kernels: ctypes.CDLL, rng: np.random.Generator, n_infinite: int
 ) -> None:
-    """What sees them is no number; masked ones, of the first stream, change nothing."""
+    """Masked nan rows, in the first stream, change nothing."""
     q = rng.normal(size=(2, 1, 1, 64)).astype(np.float32)
     k, v = rng.normal(size=(2, 2, 320, 1, 64)).astype(np.float32)
     k[:, :n_infinite] = np.resize([np.inf, -np.inf], 64)
@@ -188,7 +191,7 @@ def test_attention_over_rows_that_are_no_numbers(
 
 
 @pytest.mark.parametrize("has_credit", [False, True])
-def test_sum_of_probabilities(
+def test_sum_of_probabilities_matches_numpy(
     kernels: ctypes.CDLL, rng: np.random.Generator, has_credit: bool
 ) -> None:
     n_stream, n_head, n_head_kv, n_tokens, n_kv = 2, 6, 2, 5, 192
@@ -210,7 +213,7 @@ PROMPTS = [
     (8, 2, 17, 128, 320, "q8_0"),
     (2, 2, 64, 32, 192, "q4_0"),
     (7, 1, 33, 256, 128, "f32"),
-    (64, 64, 20, 16, 320, "f16"),  # two parts, of three tiles and two
+    (64, 64, 20, 16, 320, "f16"),  # two parts, of three tiles and of two
     (7, 1, 5, 80, 256, "f16"),
     (2, 1, 200, 64, 128, "q8_0"),
     (4, 1, 51, 256, 64, "q4_0"),
@@ -222,10 +225,10 @@ def prompt(
     sizes: tuple[int, int, int, int, int],
     kind: GGMLQuantizationType,
 ) -> dict[str, Any]:
-    """What the kernels for prompts read, of two streams."""
+    """Return the inputs of the prompt kernels for two streams."""
     n_head, n_head_kv, n_tokens, head_size, n_kv = sizes
     hidden = rng.random((2, n_tokens, n_kv)) < 0.3
-    hidden[0, :, : n_kv // 2] = True  # parts, and a tile, without a cell that is seen
+    hidden[0, :, : n_kv // 2] = True  # parts and a tile without a visible cell
     some = rng.normal(size=hidden.shape)
     return {
         "q": rng.normal(size=(2, n_tokens, n_head, head_size)).astype(np.float16),
@@ -245,7 +248,7 @@ def sum_columns(
     scores: FloatArray | None,
     squares: FloatArray | None,
 ) -> FloatArray:
-    """Adds to scores and squares; the logarithms of sums, [n_stream, n_head, n_tokens]."""
+    """Run the kernel. Return the logarithms of sums, [n_stream, n_head, n_tokens]."""
     n_stream, n_tokens, n_head, head_size = given["q"].shape
     n_kv, n_head_kv = given["k"].shape[1:3]
     lse = np.full((n_stream, n_head, n_tokens), np.nan, np.float32)
@@ -263,7 +266,7 @@ def sum_columns(
 @pytest.mark.parametrize(
     ("n_head", "n_head_kv", "n_tokens", "head_size", "n_kv", "kv_type"), PROMPTS
 )
-def test_scores_of_prompts(
+def test_prompt_scores_match_numpy(
     kernels: ctypes.CDLL,
     rng: np.random.Generator,
     n_head: int,
@@ -279,7 +282,7 @@ def test_scores_of_prompts(
     scores, squares = before.copy()
     found = sum_columns(kernels, given, kind, scale, scores, squares)
 
-    # tensor cores multiply halves
+    # tensor cores multiply f16
     keys = dequantize(given["k"], kind).astype(np.float16).astype(np.float64)
     keys = np.repeat(keys, n_head // n_head_kv, axis=2)
     logits = np.einsum("sthe,skhe->shtk", given["q"].astype(np.float64), keys) * scale
@@ -293,10 +296,10 @@ def test_scores_of_prompts(
     np.testing.assert_allclose(squares - before[1], (by_group**2).mean(2).sum(2), 1e-5, 1e-6)
 
 
-def test_scores_of_prompts_depend_on_nothing_else(
+def test_prompt_scores_do_not_depend_on_block_and_thread_order(
     kernels: ctypes.CDLL, rng: np.random.Generator
 ) -> None:
-    """To the bit on the order of blocks and threads, and on what else is asked for."""
+    """Bit for bit, and not on which other outputs are requested."""
     kind = TYPES["q8_0"]
     given = prompt(rng, (6, 3, 50, 64, 192), kind)
     del given["sinks"], given["credit"], given["kept"]
@@ -307,16 +310,13 @@ def test_scores_of_prompts_depend_on_nothing_else(
         lse = sum_columns(kernels, given, kind, 0.125, scores, squares if has_squares else None)
         kernels.run_backwards(ctypes.c_bool(False))
         ways.append((lse, scores))
-        np.testing.assert_allclose(scores.sum(-1), 50, rtol=1e-6)  # as many as there are queries
+        np.testing.assert_allclose(scores.sum(-1), 50, rtol=1e-6)  # as many as queries
     np.testing.assert_equal(ways[1], ways[0])
     np.testing.assert_equal(ways[2], ways[0])
 
 
-def test_prompts_over_rows_that_are_no_numbers(
-    kernels: ctypes.CDLL, rng: np.random.Generator
-) -> None:
-    """What sees them is no number; masked ones change nothing, of the first stream, whose first
-    query sees nothing at all."""
+def test_prompts_over_nan_rows_score_nan(kernels: ctypes.CDLL, rng: np.random.Generator) -> None:
+    """Masked nan rows, in the first stream, change nothing; its first query sees no row."""
     kind, shape = TYPES["f32"], (2, 2, 20, 32, 128)
     given = prompt(rng, shape, kind)
     del given["sinks"]
@@ -340,7 +340,7 @@ def test_prompts_over_rows_that_are_no_numbers(
     assert np.isnan(scores[1]).any()
 
 
-SAFE, UNUSED = -1, -2  # in place of positions
+SAFE, UNUSED = -1, -2  # instead of positions
 
 
 def chosen(
@@ -351,7 +351,7 @@ def chosen(
     end: int,
     n_keep: int,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Whether each row stays, [n_heads, n_cells], and whether a head's sums are no numbers."""
+    """Return whether each row is kept, [n_heads, n_cells], and whether a head's sums are nan."""
     n_heads, n_cells = sums.shape
     n_words = -(-n_cells // 32)
     pos = np.append(positions.ravel(), [n_keep, end]).astype(np.int32)
@@ -365,23 +365,23 @@ def chosen(
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("n_cells", [1, 31, 320, 1500])
 @pytest.mark.parametrize("kind", ["sum", "by age", "few values", "near", "equal"])
-def test_rows_that_stay(
+def test_kernel_keeps_the_rows_with_the_highest_scores(
     kernels: ctypes.CDLL, rng: np.random.Generator, kind: str, n_cells: int, backwards: bool
 ) -> None:
-    """Those of the best quotients of 64 bits, of equal ones the newer."""
+    """Scores are quotients in 64 bits; of equal rows the newer is kept."""
     n_heads, end = 5, 3 * n_cells
     positions = np.stack([rng.permutation(end)[:n_cells] for _ in range(n_heads)]).astype(np.int32)
     positions[rng.random(positions.shape) < 0.2] = SAFE
     positions[rng.random(positions.shape) < 0.1] = UNUSED
     sums: FloatArray = rng.exponential(size=positions.shape).astype(np.float32)
     divisors = np.ones(1)
-    if kind == "by age":  # the last of them is for all older rows
+    if kind == "by age":  # the last span covers all older rows
         divisors = rng.random(2 * n_cells + 1) + 0.5
-        sums *= np.float32(1e-42)  # denormal, in part
+        sums *= np.float32(1e-42)  # partly denormal
     elif kind == "few values":
         sums = rng.integers(-1, 3, sums.shape).astype(np.float32)
         sums[sums == 0] *= rng.choice([-1, 1], sums[sums == 0].shape)  # zero has two signs
-    elif kind == "near":  # the same as floats
+    elif kind == "near":  # equal as floats
         sums[:] = 1
         divisors = np.nextafter(1.5, 2) + np.arange(end + 1) * 2.0**-52
     elif kind == "equal":
@@ -402,8 +402,8 @@ def test_rows_that_stay(
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_sums_that_are_no_numbers_are_refused(kernels: ctypes.CDLL, value: float) -> None:
-    """Also those of rows that stay anyway, but not what lies in cells without a row."""
+def test_nan_sums_are_refused(kernels: ctypes.CDLL, value: float) -> None:
+    """Also those of rows that are kept anyway, but not of cells without a row."""
     positions = np.tile(np.arange(40, dtype=np.int32), (4, 1))
     positions[:, 35:] = SAFE
     positions[:, 20] = UNUSED
@@ -415,7 +415,7 @@ def test_sums_that_are_no_numbers_are_refused(kernels: ctypes.CDLL, value: float
 
 @pytest.mark.parametrize("neox", [False, True])
 @pytest.mark.parametrize(("n_embd", "n_dims", "first"), [(64, 64, 0), (80, 32, 0), (40, 24, 16)])
-def test_keys_are_turned(
+def test_keys_are_rotated(
     kernels: ctypes.CDLL,
     rng: np.random.Generator,
     n_embd: int,
@@ -423,7 +423,7 @@ def test_keys_are_turned(
     first: int,
     neox: bool,
 ) -> None:
-    """In 32 bits, with one rounding; other rows and elements stay as they are."""
+    """In 32 bits, with one rounding; other rows and elements stay unchanged."""
     keys = rng.normal(size=(50, n_embd)).astype(np.float16)
     keys[0] *= 1e-6  # denormal in 16 bits
     angles = rng.uniform(-3, 3, (4, n_dims // 2))
@@ -448,7 +448,7 @@ def test_keys_are_turned(
 
 
 @pytest.mark.parametrize(("kv_type", "n_embd"), [("q8_0", 96), ("q4_0", 64)])
-def test_quantised_keys_are_mixed_where_they_are_turned(
+def test_quantised_keys_are_mixed_when_they_are_rotated(
     kernels: ctypes.CDLL, rng: np.random.Generator, kv_type: str, n_embd: int
 ) -> None:
     kind, n_mix = TYPES[kv_type], n_embd & -n_embd
@@ -468,13 +468,14 @@ def test_quantised_keys_are_mixed_where_they_are_turned(
     rotate(kernels, (n_embd, n_embd, 0, 1, 30, n_mix), kv_type, keys, factors, rows, turns)
     np.testing.assert_array_equal(keys[others], before)
     mine = dequantize(keys, kind)[rows]
-    assert (mine != expected[rows]).mean() < 0.002  # numbers halfway are rounded otherwise
+    # numbers halfway between two values are rounded differently
+    assert (mine != expected[rows]).mean() < 0.002
     np.testing.assert_allclose(mine, expected[rows], atol={"q8_0": 0.05, "q4_0": 0.8}[kv_type])
 
 
 def rotate(
     kernels: ctypes.CDLL, sizes: tuple[int, ...], kv_type: str, *arrays: npt.NDArray[Any]
 ) -> None:
-    """Sizes as kernels.cpp has them; keys, factors, rows, turns."""
+    """Run the kernel with sizes as in kernels.cpp, keys, factors, rows and rotations."""
     size = ctypes.c_size_t(arrays[0][0].nbytes)
     kernels.rotate(sizes_of(*sizes), ctypes.c_int(int(TYPES[kv_type])), size, *map(pointer, arrays))

@@ -1,4 +1,4 @@
-"""The CUDA kernels that look for archived rows against NumPy, compiled for the CPU."""
+"""The CUDA search kernels for archived rows against NumPy, compiled for the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from row_types import TYPES
 PAGE = 128
 N_STREAM = 2
 NO_FOCUS = 2**32 - 1
-CLEAR = 1e-5  # differences of scores that float32 can tell
+CLEAR = 1e-5  # smallest score difference that float32 resolves
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -69,7 +69,7 @@ def kernels() -> ctypes.CDLL:
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes; n_alone and n_together as llama_h2o_search_text has them, of heads that look."""
+    """Sizes; n_alone and n_together as in llama_h2o_search_text, for the searching heads."""
 
     n_head: int
     n_head_kv: int
@@ -84,18 +84,18 @@ class Case:
     mixed: bool = False
     sinks: bool = False
     looks: str = "first"
-    n_near: int = 2  # pages in the device's memory
+    n_near: int = 2  # pages in device memory
 
     @property
     def group(self) -> int:
         return self.n_head // self.n_head_kv
 
-    def place_of_codes(self, head: int) -> int:
+    def offset_of_codes(self, head: int) -> int:
         return -1 if self.looks == "none" or (self.looks == "first" and head > 0) else head
 
 
 class Archive:
-    """Random rows, as the device has them and as they are."""
+    """Random rows: in the device's layout and as arrays."""
 
     def __init__(self, case: Case, rng: np.random.Generator) -> None:
         self.case = case
@@ -132,7 +132,7 @@ class Archive:
         ]
 
     def code_bytes(self, first_slot: int, max_pages: int) -> npt.NDArray[np.uint8]:
-        """[N_STREAM, n_head_kv, max_pages, size]; slots without a page have no numbers."""
+        """Return [N_STREAM, n_head_kv, max_pages, size]; slots without a page are nan."""
         size = len(page_bytes(self.codes[0][0][0]))
         shape = (N_STREAM, self.case.n_head_kv, max_pages, size)
         res = np.full(shape, 255, np.uint8)
@@ -144,7 +144,7 @@ class Archive:
 
 
 def page_bytes(codes: PageCodes) -> npt.NDArray[np.uint8]:
-    """A page as llama_h2o_code_layout has it."""
+    """Return a page in the layout of llama_h2o_code_layout."""
     bits = codes.positive.reshape(PAGE, -1, 4) @ (1 << np.arange(4))
     signs = (bits[: PAGE // 2] | bits[PAGE // 2 :] << 4).astype(np.uint8).T
     parts = (signs.ravel(), codes.scales.view(np.uint8), codes.centre.view(np.uint8))
@@ -153,7 +153,7 @@ def page_bytes(codes: PageCodes) -> npt.NDArray[np.uint8]:
 
 
 def estimated(codes: list[PageCodes], queries: FloatArray) -> npt.NDArray[np.float64]:
-    """[n_queries, n] products of queries [n_queries, head_size], a byte an element, and keys."""
+    """Return products [n_queries, n] of 8-bit queries [n_queries, head_size] and keys."""
     mixed = hadamard(queries)
     steps = np.abs(mixed).max(axis=1, keepdims=True) / 127
     whole = np.rint(mixed / steps)
@@ -169,7 +169,7 @@ def capped(logits: npt.NDArray[Any], cap: float) -> npt.NDArray[Any]:
 
 
 def asking(case: Case, s: int, h: int, q: FloatArray) -> Iterator[tuple[slice, FloatArray]]:
-    """Queries [n, head_size] of a head that ask together, and their tokens."""
+    """Return queries [n, head_size] of a head that search together, and their tokens."""
     few = case.n_tokens * case.group <= 16
     groups = [np.arange(case.n_tokens)] if few else search_groups(case.n_tokens, case.group)
     for group in groups:
@@ -177,14 +177,14 @@ def asking(case: Case, s: int, h: int, q: FloatArray) -> Iterator[tuple[slice, F
         yield tokens, q[s, tokens, h * case.group : (h + 1) * case.group].reshape(-1, q.shape[-1])
 
 
-def found_rows(
+def retrieved_rows(
     case: Case, archive: Archive, s: int, h: int, queries: FloatArray, lse: FloatArray
 ) -> tuple[npt.NDArray[np.int64], float]:
-    """Rows that queries find, and how clear it is that these and no others."""
+    """Return the retrieved rows and the margin by which they were chosen."""
     hidden = np.flatnonzero(archive.hidden[s, h])
     focused = hidden // PASSAGE == (-1 if case.focus is None else case.focus // PASSAGE)
     rows, others = hidden[focused], hidden[~focused]
-    if case.place_of_codes(h) < 0:
+    if case.offset_of_codes(h) < 0:
         return rows, np.inf
     n_find = min(case.n_together, case.n_alone * (len(queries) // case.group))
     logits = estimated(archive.codes[s][h], queries)[:, others] / np.sqrt(case.head_size)
@@ -193,14 +193,14 @@ def found_rows(
 
 
 def clear_case(case: Case, rng: np.random.Generator) -> tuple[Archive, FloatArray, FloatArray]:
-    """An archive, queries and what these give to the cells, of which float32 tells who is found."""
+    """Return an archive, queries and their attention to cells that float32 decides clearly."""
     while True:
         archive = Archive(case, rng)
         shape = (N_STREAM, case.n_tokens, case.n_head, case.head_size)
         q = rng.normal(size=shape).astype(np.float32)
         lse = rng.normal(size=(N_STREAM, case.n_head, case.n_tokens)).astype(np.float32)
         margins = [
-            found_rows(case, archive, s, h, queries, lse_of(case, lse, s, h, tokens))[1]
+            retrieved_rows(case, archive, s, h, queries, lse_of(case, lse, s, h, tokens))[1]
             for s in range(N_STREAM)
             for h in range(case.n_head_kv)
             for tokens, queries in asking(case, s, h, q)
@@ -217,7 +217,8 @@ FEW = (
     Case(2, 2, 1, 64),
     Case(8, 2, 1, 128, "q8_0", focus=160),
     Case(12, 4, 4, 64, "q4_0", sinks=True, looks="all"),
-    Case(4, 2, 1, 96, "q8_0", focus=0, mixed=True),  # rows that are no whole words of four bytes
+    # rows that are not a whole number of 4-byte words
+    Case(4, 2, 1, 96, "q8_0", focus=0, mixed=True),
     Case(4, 2, 1, 64, "f32", focus=352, looks="none"),
 )
 MANY = (
@@ -225,13 +226,13 @@ MANY = (
     Case(6, 2, 50, 64, n_together=300, looks="all"),
     Case(14, 2, 11, 96, "q8_0", cap=3.0, looks="all"),
     Case(4, 2, 70, 32, "f32", mixed=True, n_pages=18, n_alone=500, n_together=1200),
-    Case(2, 2, 1, 64, focus=160),  # beside cells that others attend to
+    Case(2, 2, 1, 64, focus=160),  # alongside cells that others attend to
     Case(2, 1, 5, 256, "q4_0", looks="all"),
 )
 
 
 @pytest.mark.parametrize("case", MANY, ids=str)
-def test_rows_are_found_beside_the_cells(
+def test_search_retrieves_archived_rows(
     kernels: ctypes.CDLL, rng: np.random.Generator, case: Case
 ) -> None:
     archive, q, lse = clear_case(case, rng)
@@ -244,7 +245,7 @@ def test_rows_are_found_beside_the_cells(
 
 
 @pytest.mark.parametrize("case", FEW, ids=str)
-def test_few_queries_attend_to_cells_and_found_rows_in_one(
+def test_few_queries_attend_to_cells_and_retrieved_rows_in_one_pass(
     kernels: ctypes.CDLL, rng: np.random.Generator, case: Case
 ) -> None:
     n_kv = 192
@@ -260,12 +261,12 @@ def test_few_queries_attend_to_cells_and_found_rows_in_one(
         lse = np.logaddexp(lse, sinks[:, None])
     lse = lse.astype(np.float32)
     margins = [
-        found_rows(case, archive, s, h, queries, lse_of(case, lse, s, h, tokens))[1]
+        retrieved_rows(case, archive, s, h, queries, lse_of(case, lse, s, h, tokens))[1]
         for s in range(N_STREAM)
         for h in range(case.n_head_kv)
         for tokens, queries in asking(case, s, h, q)
     ]
-    assert min(margins) > CLEAR / 10  # at most one of many draws is not
+    assert min(margins) > CLEAR / 10  # at most one of many samples is not
     scores = np.zeros((N_STREAM, case.n_head_kv, n_kv), np.float32)
     out = np.full((N_STREAM, case.n_tokens, case.n_head, case.head_size), np.nan, np.float32)
     sums = search(kernels, case, archive, q, cells=(k, v, mask, sinks, scores), out=out)
@@ -285,7 +286,7 @@ def test_few_queries_attend_to_cells_and_found_rows_in_one(
     [
         ("f32", "f32", 64, True, 150),
         ("f16", "q8_0", 128, False, 3),
-        ("q8_0", "q8_0", 96, True, 21),  # rows that are no whole words of four bytes
+        ("q8_0", "q8_0", 96, True, 21),  # rows that are not a whole number of 4-byte words
         ("q4_0", "f16", 256, False, 9),
         ("f16", "q4_0", 64, False, 40),
     ],
@@ -319,7 +320,7 @@ def test_rows_are_written_to_the_archive(
 
     x = dequantize(rows, TYPES[from_kind]).astype(np.float64)[:, cells].transpose(0, 2, 1, 3)
     k, v = hadamard(x[0]) if mixed else x[0], x[1]
-    by = factors[turns].astype(np.float64)  # of those that are turned
+    by = factors[turns].astype(np.float64)  # of the rotated ones
     turned = k * by[..., 0, :] + np.roll(k, head_size // 2, axis=-1) * by[..., 1, :]
     k = np.where(turns[..., None] >= 0, turned, k)
     expected = np.zeros((n_head_kv, n_pages * PAGE, 2, head_size))
@@ -327,7 +328,7 @@ def test_rows_are_written_to_the_archive(
     of_head = pages.transpose(1, 0, 2, 3, 4).reshape(n_head_kv, n_pages * PAGE, 2, -1)
     rounded = quantize(expected.astype(np.float32), kind)
     mine, theirs = (dequantize(a, kind) for a in (of_head, rounded))
-    # numbers halfway are rounded otherwise, one of thousands
+    # numbers halfway between two values are rounded differently, one in thousands
     assert (mine != theirs).mean() < (0.6 if to_kind == "f32" else 0.002)
     steps = {"f32": 1e-6, "f16": 2e-3, "q8_0": 0.05, "q4_0": 0.8}
     np.testing.assert_allclose(mine, theirs, atol=steps[to_kind])
@@ -336,8 +337,7 @@ def test_rows_are_written_to_the_archive(
 def expected_result(
     case: Case, archive: Archive, q: FloatArray, lse: FloatArray
 ) -> tuple[FloatArray, tuple[FloatArray, ...], FloatArray]:
-    """What found rows add and behind it what they leave; the sums of what was looked at; and what
-    they leave once more, [N_STREAM, n_head, n_tokens]."""
+    """Return the retrieved rows' part of the output, their sums of weights, and what remains."""
     n_rows = case.n_pages * PAGE
     out = np.zeros((N_STREAM, case.n_tokens, case.n_head, case.head_size + 1))
     kept = np.ones((N_STREAM, case.n_head, case.n_tokens))
@@ -347,7 +347,7 @@ def expected_result(
         for h in range(case.n_head_kv):
             for tokens, queries in asking(case, s, h, q):
                 of = lse_of(case, lse, s, h, tokens)
-                rows, _ = found_rows(case, archive, s, h, queries, of)
+                rows, _ = retrieved_rows(case, archive, s, h, queries, of)
                 logits = queries.astype(np.float64) @ archive.keys[s, h, rows].T
                 logits = capped(logits / np.sqrt(case.head_size), case.cap)
                 total = np.logaddexp(of, np.logaddexp.reduce(logits, axis=1, initial=-np.inf))
@@ -362,7 +362,7 @@ def expected_result(
                 shares[s] += share.sum()
                 gains[s, h] += squares.sum()
                 weights[s, rows] += squares
-                if case.place_of_codes(h) >= 0:
+                if case.offset_of_codes(h) >= 0:
                     np.add.at(interest[s], rows // PASSAGE, squares)
     return out, (shares, gains, interest, weights), kept
 
@@ -377,15 +377,15 @@ def search(
     lse: FloatArray | None = None,
     cells: tuple[npt.NDArray[Any] | None, ...] = (),
 ) -> tuple[npt.NDArray[np.float64], ...]:
-    """Run the kernels. Returns the sums of what was looked at."""
-    first_slot, max_pages = 2, case.n_pages + 1  # pages go on at the beginning of the ring
+    """Run the kernels. Return the sums of attended rows."""
+    first_slot, max_pages = 2, case.n_pages + 1  # pages wrap around to the start of the ring
     codes = archive.code_bytes(first_slot, max_pages)
     row = archive.rows[0, 0, 0, 0, 0].nbytes
     hidden = np.packbits(archive.hidden, axis=-1, bitorder="little")
     heads = (Head * case.n_head_kv)(
         *(
             Head(
-                *(case.place_of_codes(h), case.n_alone, case.n_together),
+                *(case.offset_of_codes(h), case.n_alone, case.n_together),
                 *(2 * h * PAGE * row + i * row for i in range(2)),
             )
             for h in range(case.n_head_kv)

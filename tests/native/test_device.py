@@ -1,7 +1,7 @@
-"""A cache that is not in host memory: rows are moved and rotated where they lie.
+"""A cache in device memory: rows are moved and rotated on the device.
 
-Runs on the GPU if there is one. Elsewhere ggml's RPC backend stands for it: its buffers cannot be
-reached by pointer. PYH2O_TEST_DEVICE names another one, as helpers/rows_on_a_device.py does.
+Runs on the GPU if there is one. Elsewhere ggml's RPC backend stands in: its buffers cannot be
+accessed by pointer. PYH2O_TEST_DEVICE names another device, as in helpers/rows_on_a_device.py.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.skipif(
     reason="needs a GPU, or a build without -DGGML_RPC=OFF",
 )
 
-# Tokens at once. A single one takes another way through the kernels of a GPU; its tensor cores,
-# which take more than three, would round weights of 32 bits to ten.
+# Batch size. A single token takes another path through a GPU's kernels; its tensor cores,
+# used for more than three tokens, would round 32-bit weights to 10 bits.
 CHUNK = 3
 
 BY_ATTENTION = (
@@ -41,7 +41,7 @@ BY_ATTENTION = (
 )
 OTHERS = (
     "snap:queries=1,pool=3",
-    *(() if DEVICE else ("snap:queries=5,pool=3",)),  # more than three at once, as above
+    *(() if DEVICE else ("snap:queries=5,pool=3",)),  # more than three, as above
     *map(in_research, ("keydiff:KeyDiff", "expected:Expected:queries=6,covariance=true")),
 )
 
@@ -51,7 +51,7 @@ tiny_gguf = partial(write_tiny_gguf, seed=3, head_size=64)
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[str]:
-    """This machine's GPU, or a server on loopback that computes for others."""
+    """This machine's GPU, or a loopback server that computes for other processes."""
     if DEVICE:
         yield DEVICE
         return
@@ -66,7 +66,7 @@ def device() -> Iterator[str]:
         *(("composed", policy, CHUNK) for policy in (*BY_ATTENTION, *OTHERS)),
     ],
 )
-def test_rows_on_a_device_are_those_of_the_reference(
+def test_rows_on_a_device_equal_the_reference(
     tmp_path: Path, device: str, attention: str, policy: str, chunk: int
 ) -> None:
     path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=64)
@@ -83,7 +83,7 @@ def test_rows_on_a_device_are_those_of_the_reference(
         ("q4_0", 64, -1),
     ],
 )
-def test_rows_on_a_device_are_moved_and_rotated_as_on_the_host(
+def test_a_device_moves_and_rotates_rows_as_the_host_does(
     tmp_path: Path, device: str, kv_type: str, head_size: int, gpu_layers: int
 ) -> None:
     path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=128, head_size=head_size)
@@ -96,12 +96,12 @@ def test_rows_on_a_device_are_moved_and_rotated_as_on_the_host(
         ("sliding_window", "flash"),
         ("gpt_oss", "flash"),
         ("lfm2", "flash"),
-        # V has room for the largest layer's heads
+        # V is allocated for the heads of the largest layer
         ("lfm2", "composed"),
         ("gemma4_experts", "composed"),
     ],
 )
-def test_windows_and_states_on_a_device_are_as_on_the_host(
+def test_windows_and_states_on_a_device_equal_the_host(
     tmp_path: Path, device: str, variant: str, attention: str
 ) -> None:
     path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=128, n_layer=4, arch_variant=variant)
@@ -112,7 +112,7 @@ def test_windows_and_states_on_a_device_are_as_on_the_host(
     ("kv_type", "attention"),
     [("f16", "flash"), ("f16", "composed"), ("q8_0", "flash"), ("q4_0", "flash")],
 )
-def test_rows_on_a_device_are_recalled_as_on_the_host(
+def test_recall_on_a_device_equals_the_host(
     tmp_path: Path, device: str, kv_type: str, attention: str
 ) -> None:
     path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=128)
@@ -123,10 +123,10 @@ def test_rows_on_a_device_are_recalled_as_on_the_host(
     ("variant", "kv_type", "gpu_layers", "archive"),
     [("llama", "f16", 2, ""), ("llama", "q8_0", -1, "archive"), ("gpt_oss", "f16", -1, "")],
 )
-def test_a_device_finds_what_the_host_finds(
+def test_search_on_a_device_equals_the_host(
     tmp_path: Path, variant: str, kv_type: str, gpu_layers: int, archive: str
 ) -> None:
-    """It looks for evicted rows itself, also where layers are on the CPU."""
+    """The device searches evicted rows itself, even if layers are on the CPU."""
     n_layer = 2 if variant == "gpt_oss" else 3
     sizes = {"n_ctx_train": 256, "arch_variant": variant, "n_layer": n_layer}
     path = tiny_gguf(tmp_path / "tiny.gguf", **sizes)
@@ -134,8 +134,8 @@ def test_a_device_finds_what_the_host_finds(
     compare(DEVICE or "mock", path, "search", kv_type, str(gpu_layers), file)
 
 
-def test_wide_rows_on_a_device_are_recalled_as_on_the_host(tmp_path: Path, device: str) -> None:
-    """A backend may read no more of a cell than 512 words."""
+def test_recall_of_wide_rows_on_a_device_equals_the_host(tmp_path: Path, device: str) -> None:
+    """A backend may read at most 512 words of a cell."""
     sizes = {"n_layer": 1, "n_head": 9, "n_head_kv": 9, "head_size": 128, "n_ctx_train": 128}
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, **sizes)
     compare(device, path, "recall", "f16", "flash")
@@ -145,7 +145,7 @@ def test_wide_rows_on_a_device_are_recalled_as_on_the_host(tmp_path: Path, devic
     ("kv_type", "recall", "gpu_layers"),
     [("f16", 0, -1), ("f16", 20, -1), ("f16", 20, 2), ("q8_0", 20, -1)],
 )
-def test_a_state_that_is_loaded_on_a_device_goes_on_as_the_saved_one(
+def test_a_state_loaded_on_a_device_resumes_as_the_saved_text(
     tmp_path: Path, device: str, kv_type: str, recall: int, gpu_layers: int
 ) -> None:
     path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=64)
@@ -169,10 +169,10 @@ def test_a_state_that_is_loaded_on_a_device_goes_on_as_the_saved_one(
         (3, "f16", "auto", "host", 64),
     ],
 )
-def test_layers_that_a_device_shares_with_the_cpu(
+def test_layers_split_between_a_device_and_the_cpu_equal_the_host(
     tmp_path: Path, n_layers: int, kv_type: str, attention: str, kqv: str, chunk: int
 ) -> None:
-    """The device asks for large products of the CPU's layers, and for the ops beside them."""
+    """The device takes large products of the CPU's layers and the adjacent ops."""
     path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=1024, n_layer=4)
     ways = (kv_type, str(n_layers), attention, kqv, str(chunk))
     log = run_client(DEVICE or "mock", path, "shared", *ways)
@@ -184,22 +184,23 @@ def test_layers_that_a_device_shares_with_the_cpu(
     [
         ("h2o", 0),
         ("roco", 0),
-        ("h2o", 200),  # all that there are: others choose by another estimate
+        ("h2o", 200),  # all rows: otherwise another estimate retrieves other rows
         ("h2o-far:near=4,half_life=20", 200),
         ("streaming", 200),
     ],
 )
-def test_prompts_of_several_texts_on_a_device(tmp_path: Path, policy: str, recall: int) -> None:
-    """One layer: what is looked up in a second one is rounded otherwise before."""
+def test_prompts_of_several_texts_on_a_device_equal_the_host(
+    tmp_path: Path, policy: str, recall: int
+) -> None:
+    """One layer: retrieved rows of a second one would already differ by rounding."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=1)
     compare("mock", path, "streams", policy, str(recall))
 
 
-def test_prompts_leave_no_probabilities_on_tensor_cores(
+def test_prompts_keep_no_probabilities_on_tensor_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Graphs need no more memory than without scores, and no more nodes than those with
-    probabilities, which are right as well."""
+    """Graphs need no more memory than without scores, nor more nodes than with probabilities."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=1024, n_layer=4)
     sizes = []
     for lacked in ("TENSOR_CORES", ""):
@@ -227,10 +228,10 @@ def test_prompts_leave_no_probabilities_on_tensor_cores(
         ("mla", 3),
     ],
 )
-def test_memories_that_a_device_shares_with_the_cpu(
+def test_memories_split_between_a_device_and_the_cpu_equal_the_host(
     tmp_path: Path, variant: str, n_layer: int
 ) -> None:
-    """Windows, layers that look at rows of others, recurrent states, latent rows."""
+    """Windows, layers that attend to rows of other layers, recurrent states, latent rows."""
     path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=128, n_layer=n_layer, arch_variant=variant)
     numbers = f"0,1,{n_layer // 2 + 1},{n_layer + 1}"
     compare(DEVICE or "mock", path, "shared", "f16", numbers, "auto", "kqv", "20")
@@ -240,7 +241,7 @@ def test_memories_that_a_device_shares_with_the_cpu(
     ("variant", "n_layer"),
     [("llama", 4), ("sliding_window", 4), ("gemma4", 6), ("lfm2", 4), ("mla", 3)],
 )
-def test_layers_that_a_device_shares_with_the_cpu_recall_as_on_the_host(
+def test_recall_in_layers_split_with_the_cpu_equals_the_host(
     tmp_path: Path, variant: str, n_layer: int
 ) -> None:
     path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=128, n_layer=n_layer, arch_variant=variant)
@@ -248,15 +249,17 @@ def test_layers_that_a_device_shares_with_the_cpu_recall_as_on_the_host(
 
 
 @pytest.mark.parametrize("weights", [GGMLQuantizationType.F32, GGMLQuantizationType.Q4_0])
-def test_logits_along_a_text(tmp_path: Path, device: str, weights: GGMLQuantizationType) -> None:
+def test_logits_along_a_text_equal_the_host(
+    tmp_path: Path, device: str, weights: GGMLQuantizationType
+) -> None:
     run_client(device, tiny_gguf(tmp_path / "tiny.gguf", dtype=weights), "text", "100")
 
 
-def test_what_the_cpu_computes_for_a_device_is_said(tmp_path: Path) -> None:
+def test_work_that_falls_back_to_the_cpu_is_reported(tmp_path: Path) -> None:
     run_client("mock", tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=256), "notes")
 
 
-def test_default_slack_on_a_device(tmp_path: Path, device: str) -> None:
+def test_a_device_has_its_own_default_slack(tmp_path: Path, device: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=1, n_ctx_train=2048)
     compare(device, path, "slack")
     log = run_client("mock", path, "slack")
@@ -267,10 +270,10 @@ def test_default_slack_on_a_device(tmp_path: Path, device: str) -> None:
 @pytest.mark.parametrize(
     ("kv_type", "head_size"), [("f16", 32), ("q8_0", 64), ("q8_0", 32), ("q4_0", 64)]
 )
-def test_a_device_that_flushes_denormals_moves_no_rows(
+def test_a_device_that_flushes_denormals_does_not_move_rows(
     tmp_path: Path, device: str, kv_type: str, head_size: int
 ) -> None:
-    """Four bytes of a row, taken for a float, are often such a one."""
+    """Four bytes of a row, read as a float, are often denormal."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=128, head_size=head_size)
     log = run_client(device, path, "host", kv_type, "-1", "flash")
     is_words = (kv_type, head_size) != ("q8_0", 32)
@@ -288,7 +291,7 @@ def test_a_device_that_flushes_denormals_moves_no_rows(
         ("h2o-far:near=4,half_life=20", 2),
     ],
 )
-def test_rows_that_a_device_chooses_are_those_of_the_host(
+def test_a_device_keeps_the_same_rows_as_the_host(
     tmp_path: Path, policy: str, gpu_layers: int
 ) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=2, n_ctx_train=64)
@@ -297,17 +300,19 @@ def test_rows_that_a_device_chooses_are_those_of_the_host(
 
 
 @pytest.mark.parametrize(("variant", "n_pos", "n_rebases"), [("llama", 64, 1), ("neox", 23, 20)])
-def test_keys_that_a_device_turns_are_those_of_the_host(
+def test_a_device_rotates_keys_as_the_host_does(
     tmp_path: Path, variant: str, n_pos: int, n_rebases: int
 ) -> None:
-    """All back by half of the positions, or packed into so few."""
+    """All keys back by half of the positions, or packed."""
     sizes = {"n_layer": 2, "n_ctx_train": n_pos, "arch_variant": variant}
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, **sizes)
     assert has_rows_on_a_device(run_client(DEVICE or "mock", path, "turns", str(n_rebases)))
 
 
 @pytest.mark.parametrize("policy", ["h2o", "h2o-far", "roco"])
-def test_a_compaction_copies_as_often_for_more_layers(tmp_path: Path, policy: str) -> None:
+def test_the_number_of_copies_of_a_compaction_does_not_grow_with_layers(
+    tmp_path: Path, policy: str
+) -> None:
     paths = [
         write_tiny_gguf(tmp_path / f"{n_layer}.gguf", seed=3, n_layer=n_layer) for n_layer in (2, 5)
     ]
@@ -315,7 +320,7 @@ def test_a_compaction_copies_as_often_for_more_layers(tmp_path: Path, policy: st
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
-def test_rows_that_cross_are_those_that_are_wanted(tmp_path: Path, kv_type: str) -> None:
+def test_only_requested_rows_are_transferred(tmp_path: Path, kv_type: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=4)
     run_client("mock", path, "crossing", kv_type)
 
@@ -335,24 +340,24 @@ def test_rows_that_cross_are_those_that_are_wanted(tmp_path: Path, kv_type: str)
 def test_the_host_waits_for_a_device(
     tmp_path: Path, n_layer: int, n_ctx_train: int, comparison: tuple[str, ...]
 ) -> None:
-    """CUDA copies without regard to the kernels that were launched before."""
+    """CUDA copies do not wait for kernels launched earlier."""
     sizes = {"n_layer": n_layer, "n_ctx_train": n_ctx_train}
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, **sizes)
     run_client("queueing", path, *comparison)
 
 
-def test_a_device_finds_rows_of_pages_that_lie_before_older_ones(tmp_path: Path) -> None:
+def test_a_device_retrieves_rows_from_pages_that_wrapped_around(tmp_path: Path) -> None:
     sizes = {"n_layer": 1, "head_size": 128, "n_ctx_train": 16384}
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, **sizes)
     run_client("mock", path, "ring")
 
 
-def test_the_cpu_finds_rows_where_there_is_no_more_pinned_memory(tmp_path: Path) -> None:
+def test_the_cpu_searches_if_pinned_memory_is_exhausted(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=1, n_ctx_train=64)
     run_client("mock", path, "pinned")
 
 
-def test_scores_are_added_up_on_a_device_without_an_outer_product(
+def test_scores_are_summed_on_a_device_without_an_outer_product(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=1024, n_layer=4)
@@ -364,10 +369,10 @@ def test_scores_are_added_up_on_a_device_without_an_outer_product(
     assert not any("Mock0" in line for line in products)
 
 
-def test_a_device_that_lacks_an_op_moves_no_rows(
+def test_a_device_without_a_required_op_does_not_move_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without flash attention V lies transposed, and is copied back when its rows have moved."""
+    """Without flash attention V is transposed, and is copied back after its rows moved."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=128)
     monkeypatch.setenv("MOCK_LACKS", "CPY")
     assert "the CPU moves" in run_client("mock", path, "host", "f16", "-1", "composed")
@@ -378,7 +383,7 @@ def test_heads_of_a_layer_on_several_devices_are_refused(tmp_path: Path, device:
 
 
 @pytest.mark.skipif(DEVICE is not None, reason="needs two devices, which only servers are here")
-def test_layers_on_two_devices(tmp_path: Path, device: str) -> None:
+def test_layers_on_two_devices_equal_the_host(tmp_path: Path, device: str) -> None:
     path = tiny_gguf(tmp_path / "tiny.gguf", n_ctx_train=64)
     with rpc_server() as other:
         log = run_client(f"{device},{other}", path, "reference", "composed", "h2o", str(CHUNK))
@@ -387,7 +392,7 @@ def test_layers_on_two_devices(tmp_path: Path, device: str) -> None:
 
 
 def compare(device: str, path: Path, *arguments: str) -> None:
-    """Fails if the two differ, or if the cache is not where it should be."""
+    """Fail if the two differ or if the cache is not where it should be."""
     assert has_rows_on_a_device(run_client(device, path, *arguments))
 
 
@@ -396,9 +401,9 @@ def has_rows_on_a_device(log: str) -> bool:
 
 
 def run_client(device: str, path: Path, *arguments: str) -> str:
-    """The log of a comparison that found no difference."""
+    """Return the log of a comparison that found no difference."""
     client = Path(__file__).parents[1] / "helpers" / "rows_on_a_device.py"
-    # a GPU of this machine would take layers of the mock's
+    # a GPU of this machine would take layers of the mock device
     hidden = (
         {} if device == "gpu" else {"CUDA_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""}
     )

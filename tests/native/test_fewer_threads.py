@@ -1,4 +1,4 @@
-"""How many threads compute a graph, and that no result depends on it."""
+"""The number of threads that compute a graph adapts to load, and no result depends on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tiny_llama import assert_same_cache, random_tokens, stored_as, tiny_llama
 FloatArray = npt.NDArray[np.float32]
 
 KERNELS = ("portable", "neon", "avx2", "avx512", "avx512bf16")
-STEP = 0.02  # s, that a graph takes
+STEP = 0.02  # seconds of a graph
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def library() -> ctypes.CDLL:
 
 
 class Machine:
-    """Cores that threads share fairly with other programs, each of which would take a whole one."""
+    """Cores that threads share fairly with other programs, each of which uses a whole core."""
 
     def __init__(self, library: ctypes.CDLL, n_cores: int) -> None:
         self.library, self.n_cores = library, n_cores
@@ -42,7 +42,7 @@ class Machine:
         self.now = 0.0
 
     def run(self, seconds: float, *, asked: int, others: int, step: float = STEP) -> list[int]:
-        """How many threads computed each graph."""
+        """Return how many threads computed each graph."""
         counts = []
         for _ in range(round(seconds / step)):
             n = self.library.choose(self.threads, asked, ctypes.c_double(self.now))
@@ -61,24 +61,24 @@ def machine(library: ctypes.CDLL) -> Iterator[Machine]:
     library.delete_threads(machine.threads)
 
 
-def test_all_threads_compute_on_a_machine_of_their_own(machine: Machine) -> None:
+def test_all_threads_compute_on_an_idle_machine(machine: Machine) -> None:
     assert set(machine.run(10, asked=2, others=0)) == {2}
 
 
-def test_the_thread_that_would_have_to_wait_is_left_out(machine: Machine) -> None:
+def test_a_thread_without_a_free_core_is_left_out(machine: Machine) -> None:
     machine.run(1, asked=2, others=1)
     counts = machine.run(60, asked=2, others=1)
     assert counts.count(1) > 0.95 * len(counts)
-    assert 2 in counts  # it may be free again
+    assert 2 in counts  # its core may be free again
 
 
-def test_it_comes_back_when_the_other_program_has_ended(machine: Machine) -> None:
+def test_the_thread_returns_when_the_other_program_ends(machine: Machine) -> None:
     machine.run(60, asked=2, others=1)
     counts = machine.run(10, asked=2, others=0)
     assert set(counts[-250:]) == {2}
 
 
-def test_many_cores_and_one_other_program(library: ctypes.CDLL) -> None:
+def test_one_other_program_costs_one_of_many_threads(library: ctypes.CDLL) -> None:
     machine = Machine(library, 8)
     machine.run(1, asked=8, others=1)
     counts = machine.run(20, asked=8, others=1)
@@ -87,7 +87,7 @@ def test_many_cores_and_one_other_program(library: ctypes.CDLL) -> None:
     library.delete_threads(machine.threads)
 
 
-def test_one_thread_stays_one(machine: Machine) -> None:
+def test_a_single_thread_stays(machine: Machine) -> None:
     assert set(machine.run(10, asked=1, others=3)) == {1}
 
 
@@ -112,7 +112,7 @@ def exact_attention(
     mask: npt.NDArray[np.float16],
     sinks: FloatArray | None,
 ) -> tuple[FloatArray, FloatArray]:
-    """As library.attend has it, in 64 bits."""
+    """Compute library.attend in 64 bits."""
     n_group = len(q) // len(k)
     k, v = (np.repeat(x.astype(np.float64), n_group, axis=0) for x in (k, v))
     logits = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1]) + mask
@@ -144,7 +144,7 @@ def test_attention_has_the_same_bits_with_any_number_of_threads(
     k, v = numbers(n_head_kv, n_kv, n_embd), numbers(n_head_kv, n_kv, n_embd)
     mask = np.where(rng.random((n_tokens, n_kv)) < 0.3, -np.inf, 0).astype(np.float16)
     mask[:, 960:] = -np.inf
-    mask[1:2] = -np.inf  # a token that sees nothing but sinks
+    mask[1:2] = -np.inf  # a token that attends only to sinks
 
     def attend(n_threads: int, n_slots: int) -> tuple[FloatArray, FloatArray]:
         out = np.full((n_tokens, n_head, n_embd), np.nan, dtype=np.float32)
@@ -164,7 +164,7 @@ def test_attention_has_the_same_bits_with_any_number_of_threads(
 
 N_PROMPT, N_AFTER = 700, 6
 EVICTING: dict[str, Any] = {"hh": 160, "recent": 240, "slack": 112}
-FINDING: dict[str, Any] = {"hh": 224, "recent": 200, "slack": 88, "recall": 64}
+RECALL: dict[str, Any] = {"hh": 224, "recent": 200, "slack": 88, "recall": 64}
 WHOLE = {"hh": 500, "recent": 500}
 FULL = {"evict": False, "flash_attn": True}
 
@@ -183,15 +183,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "multi-head": ({"n_head_kv": 4}, {**EVICTING, "policy": "h2o-far"}),
     "q8_0": ({}, {**EVICTING, **stored_as("q8_0")}),
     "q4_0": ({}, {**EVICTING, **stored_as("q4_0"), "policy": "roco"}),
-    "recall": ({}, {**FINDING, "policy": "h2o-far"}),
-    "multi-head recall": ({"n_head_kv": 4}, {**FINDING, "recall_type": "q8_0"}),
-    "recall by ops": ({}, {**FINDING, "attention": "ops", "flash_attn": False}),
+    "recall": ({}, {**RECALL, "policy": "h2o-far"}),
+    "multi-head recall": ({"n_head_kv": 4}, {**RECALL, "recall_type": "q8_0"}),
+    "recall by ops": ({}, {**RECALL, "attention": "ops", "flash_attn": False}),
     "ops": ({}, {**EVICTING, "attention": "ops", "flash_attn": False}),
     "flash attention": ({}, {**EVICTING, "attention": "ops", "flash_attn": True}),
     "full": ({}, FULL),
     "windows": ({"arch_variant": "sliding_window"}, {**EVICTING, "policy": "h2o-far"}),
-    "caps": ({"arch_variant": "gemma2"}, FINDING),
-    "sinks": ({"arch_variant": "gpt_oss"}, FINDING),
+    "caps": ({"arch_variant": "gemma2"}, RECALL),
+    "sinks": ({"arch_variant": "gpt_oss"}, RECALL),
 }
 
 
@@ -199,12 +199,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_a_text_is_the_same_with_any_number_of_threads(
     tmp_path: Path, rng: np.random.Generator, case: str
 ) -> None:
-    """Also one that is saved and goes on with another number."""
+    """Also a saved text that resumes with another number."""
     model, settings = CASES[case]
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, **{"n_layer": 2, **model})
     prompt, after = random_tokens(rng, N_PROMPT), random_tokens(rng, N_AFTER)
 
-    def go_on(llm: Llama) -> list[FloatArray]:
+    def continue_with(llm: Llama) -> list[FloatArray]:
         logits = []
         for token in after:
             llm.eval([token])
@@ -214,13 +214,13 @@ def test_a_text_is_the_same_with_any_number_of_threads(
     one = opened(path, 1, settings)
     one.eval(prompt)
     state, logits = one.kv_state(), last_logits(one)
-    expected = go_on(one)
+    expected = continue_with(one)
     for n_threads in (2, 3):
         llm = opened(path, n_threads, settings)
         llm.eval(prompt)
         np.testing.assert_array_equal(last_logits(llm), logits)
         for _ in range(2):
-            np.testing.assert_array_equal(go_on(llm), expected)
+            np.testing.assert_array_equal(continue_with(llm), expected)
             if settings is not FULL:
                 assert_same_cache(llm, one)
             llm.load_kv_state(state, np.array(prompt))

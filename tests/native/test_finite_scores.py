@@ -1,4 +1,4 @@
-"""No setting gives a score that is infinite or no number, here and in the NumPy reference alike."""
+"""Scores are finite with any setting, natively and in the NumPy reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tiny_llama import tiny_llama
 
 N_LAYER, N_HEAD_KV, N_VOCAB, N_POS = 2, 2, 384, 700
 TOLERANCE = 2e-4
-# The limits of what can be said, and beyond those of a float32.
+# The limits of the settings, which exceed those of a float32.
 HALF_LIVES = (5e-324, 1e-300, 1e-9, 0.01, 0.3, 1.0, 7.0, 1e9, 1e300)
 SIZES = {"n_layer": N_LAYER, "n_head_kv": N_HEAD_KV}
 MODEL: dict[str, Any] = {"seed": 8, "n_ctx_train": N_POS, **SIZES}
@@ -61,12 +61,12 @@ def assert_equal_rows(llm: Llama, reference: ReferenceLlama, what: str) -> None:
 @pytest.mark.parametrize(
     "policy", ["h2o-far", *(f"h2o-far:near=2,half_life={x}" for x in HALF_LIVES[::2])]
 )
-def test_a_chunk_of_many_half_lives_is_that_of_the_reference(
+def test_a_chunk_of_many_half_lives_equals_the_reference(
     path: Path, rng: np.random.Generator, policy: str
 ) -> None:
-    """The default half-life of two rows is three tokens: a chunk of 500 has 166 of them.
+    """The default half-life of two rows is three tokens; a chunk of 500 tokens has 166 of them.
 
-    With hh=1, recent=1 and the default policy most scores were no numbers.
+    With hh=1, recent=1 and the default policy most scores used to be nan.
     """
     llm, reference = both(path, policy, heavy=1, recent=1, slack=500)
     tokens = rng.integers(0, N_VOCAB, 640)
@@ -78,7 +78,7 @@ def test_a_chunk_of_many_half_lives_is_that_of_the_reference(
 
 
 def random_value(rng: np.random.Generator, policy: type[Policy], name: str, default: Any) -> Any:
-    """Any value that the policy takes, and the odd ones more often than others."""
+    """Return any value that the policy accepts, extreme values more often."""
     if isinstance(default, bool):
         return bool(rng.integers(2))
     if name == "half_life":
@@ -101,8 +101,8 @@ def random_policy(rng: np.random.Generator, name: str) -> str:
     return str(policy(**values))
 
 
-def test_scores_are_finite_whatever_the_settings(path: Path, rng: np.random.Generator) -> None:
-    """Every policy with random parameters, row counts, chunks, schemes and tails taken back."""
+def test_scores_are_finite_with_any_settings(path: Path, rng: np.random.Generator) -> None:
+    """Every policy with random parameters, row counts, chunks, schemes and removed tails."""
     for name in [*POLICIES, "h2o-far", "h2o-decay"]:
         policy = random_policy(rng, name)
         heavy, recent = int(rng.integers(0, 9)), int(rng.choice([1, 2, 9]))

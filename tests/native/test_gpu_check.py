@@ -1,4 +1,4 @@
-"""The check for machines with a GPU, on a machine without: a GPU that is none, tiny models."""
+"""The GPU check script on a machine without a GPU, with a mock GPU and tiny models."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# Of the tests two that take little.
+# Two short tests.
 SOME = "[composed-h2o-3] or [5-f16-auto-kqv-64]"
 
 
 def run_check(folder: Path, *arguments: str) -> tuple[int, dict[str, list[str]], str]:
-    """The exit code, the cells of the table by the names of its lines, and all that it says."""
+    """Return the exit code, the table's cells by line name, and the whole output."""
     done = subprocess.run(
         [sys.executable, gpu_check.__file__, "run", str(folder), "--mock", *arguments],
         capture_output=True,
@@ -39,7 +39,7 @@ def run_check(folder: Path, *arguments: str) -> tuple[int, dict[str, list[str]],
     return done.returncode, {name: cells for name, *cells in lines}, said
 
 
-def test_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_step_reports_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sanitizer = tmp_path / "compute-sanitizer"
     sanitizer.write_text(
         '#!/bin/sh\nwhile [ "$1" != "${1#--}" ]; do shift 2; done\n'
@@ -52,8 +52,8 @@ def test_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {cells[-1] for cells in table.values()} == {""}
     expected = {
         "GPU and package",
-        "rows on a device are those of the reference",
-        "layers that a device shares with the cpu",
+        "rows on a device equal the reference",
+        "layers split between a device and the cpu equal the host",
         "all tests of devices",
         "greedy text of tiny.gguf",
         *(f"compute-sanitizer memcheck, {case}" for case in ("state", "search")),
@@ -74,7 +74,7 @@ def test_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "profile, full, after 300 tokens: 64 tokens one by one",
     }
     assert expected <= set(table)
-    assert table["rows on a device are those of the reference"][0] == "1 of 1"
+    assert table["rows on a device equal the reference"][0] == "1 of 1"
     assert "40 of 40 choices" in table["greedy text of tiny.gguf"][0]
     compacted = table["profile, 20 %, recall, after 300 tokens: a token with a compaction"][0]
     assert compacted.endswith("1 compactions")
@@ -83,7 +83,7 @@ def test_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Predicted for an RTX 4090" in report
 
 
-def test_what_fails_is_a_line_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_a_failed_step_is_reported_and_the_others_run(tmp_path: Path) -> None:
     code, table, said = run_check(tmp_path, "--only", "tests", "kernels", "-k", "no_such_test")
     assert code == 1
     assert [name for name, cells in table.items() if cells[-1]] == ["all tests of devices"], said
@@ -94,7 +94,7 @@ def plan_of(folder: Path) -> Plan:
     return Plan(folder, "gpu", ["tests"], "", None, "llama-3-8b")
 
 
-def test_a_step_that_runs_out_of_time_is_a_line(tmp_path: Path) -> None:
+def test_a_step_that_times_out_is_reported(tmp_path: Path) -> None:
     def slow(plan: Plan) -> Iterator[Check]:
         yield Check("before", "1 us")
         done = plan.finished("sh", "-c", "echo so far; sleep 60")
@@ -112,10 +112,10 @@ def test_a_step_that_runs_out_of_time_is_a_line(tmp_path: Path) -> None:
     assert "| broken | IndexError: list index out of range |  | **failed** |" in lines
 
 
-def test_predictions_stand_beside_figures() -> None:
-    """In microseconds: attention to found rows is what a search takes more with more of them."""
+def test_predictions_are_printed_next_to_measurements() -> None:
+    """In microseconds. The cost of retrieved rows is the growth of a search with their number."""
     figures = {"search 64 pages, 1 tokens, 205 rows, pinned": 160.0}
-    assert not list(predicted(figures))  # as long as the other one is missing
+    assert not list(predicted(figures))  # if the other one is missing
     figures["search 64 pages, 1 tokens, 1 rows, pinned"] = 20.0
     figures["search 64 pages, 512 tokens, 820 rows, pinned"] = 500.0
     figures["search 1024 pages, 512 tokens, 820 rows, pinned"] = 500.0 + 960 * 2.5
@@ -124,7 +124,7 @@ def test_predictions_stand_beside_figures() -> None:
     assert (look.result, look.remark) == ("5 us", "prediction missed")
 
 
-def test_a_kernel_of_a_profile_has_a_prediction() -> None:
+def test_a_kernel_in_a_profile_has_a_prediction() -> None:
     section = "### 20 %, recall, after 8,192 tokens: 64 tokens {}: 700.12 ms, 0 compactions\n"
     kernel = "{:10.3f} ms {:7} x {:9.1f} us  attend_found<1u>(llama_h2o_attention)\n"
     text = section.format("at once") + kernel.format(9, 32, 281.2)
@@ -134,7 +134,7 @@ def test_a_kernel_of_a_profile_has_a_prediction() -> None:
     assert (found.result, found.remark) == ("34.2 us", "as predicted: rewritten")
 
 
-def test_speeds_that_must_be_reached() -> None:
+def test_required_speeds_are_checked() -> None:
     def figures(cache: str, read: float, ratio: float) -> dict[str, object]:
         speeds = {"read_per_second": read, "ratio": {"median": ratio}}
         generated = {"generated_per_second": {"median": 100 * ratio}}
@@ -155,8 +155,8 @@ def test_speeds_that_must_be_reached() -> None:
     assert [check.passed for check in nothing] == [False, False]
 
 
-def test_what_is_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a network: the programs and files are there, and so is all that pyh2o needs."""
+def test_the_bundle_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a network: it has the programs, the files and every package that pyh2o needs."""
     commands: list[list[str]] = []
 
     def call(*command: object, **environment: str) -> None:
@@ -184,6 +184,6 @@ def test_what_is_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def names_of(requirements: list[str]) -> set[str]:
-    """Of those that every Python needs."""
+    """Return the names of packages that every Python needs."""
     needed = [text.replace("_", "-") for text in requirements if ";" not in text]
     return {re.split("[^a-z0-9-]", text)[0] for text in needed}

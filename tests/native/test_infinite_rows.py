@@ -1,4 +1,4 @@
-"""Rows that are no numbers, as where f16 is too small for them: what sees them is none either."""
+"""Rows with nan or infinity, e.g. from f16 overflow: attention to them gives nan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from state_parts import HEAD_SIZE, N_HEAD_KV, SIZES, State
 from tiny_llama import kernels_here, tiny_llama
 
 N_VOCAB, N_READ = 384, 100
-ONE, MANY = 1, 20  # tokens that are read at once: each has a kernel of its own
+ONE, MANY = 1, 20  # batch sizes, each with its own kernel
 MODEL: dict[str, Any] = {"seed": 4, "n_ctx_train": 256, **SIZES}
 
 
@@ -24,7 +24,7 @@ llama_of = partial(tiny_llama, flash_attn=True, hh=30, recent=20, slack=24, n_ct
 
 
 def keys_of(state: State, cell: int) -> npt.NDArray[np.float16]:
-    """K of a cell in the first layer, to be changed; [n_head_kv * head_size]."""
+    """Return K of a cell in the first layer, to be modified; [n_head_kv * head_size]."""
     rows = state.rows[0].view(np.float16)
     size = N_HEAD_KV * HEAD_SIZE
     return rows[cell * size : (cell + 1) * size]
@@ -32,7 +32,7 @@ def keys_of(state: State, cell: int) -> npt.NDArray[np.float16]:
 
 @pytest.fixture
 def text(path: Path, rng: np.random.Generator) -> tuple[list[int], State]:
-    """Its tokens, and the state after the first of them."""
+    """Return the tokens and the state after the first of them."""
     tokens: list[int] = rng.integers(0, N_VOCAB, N_READ + MANY).tolist()
     with llama_of(path) as llm:
         llm.eval(tokens[:N_READ])
@@ -46,10 +46,10 @@ def logits_after(llm: Llama, state: bytes, tokens: list[int]) -> npt.NDArray[np.
 
 
 @pytest.mark.parametrize("values", [[np.nan], [np.inf, -np.inf]])
-def test_attention_over_them_is_no_number(
+def test_attention_to_nan_rows_is_nan(
     path: Path, text: tuple[list[int], State], values: list[float]
 ) -> None:
-    """It was one: they counted nothing, and the model said something else in silence."""
+    """They used to be ignored, which silently changed the model's output."""
     tokens, state = text
     keys_of(state, int(state.used[-3]))[:] = np.resize(values, N_HEAD_KV * HEAD_SIZE)
     for attention in (*kernels_here(path), "ops"):
@@ -59,7 +59,7 @@ def test_attention_over_them_is_no_number(
                 assert np.isnan(logits).all(), (attention, n)
 
 
-def test_those_that_are_masked_change_nothing(path: Path, text: tuple[list[int], State]) -> None:
+def test_masked_nan_rows_change_nothing(path: Path, text: tuple[list[int], State]) -> None:
     tokens, state = text
     states = [state.bytes()]
     free = set(range(int(state.used.max()))) - set(state.used.tolist())

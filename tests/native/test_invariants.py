@@ -1,4 +1,4 @@
-"""What must hold at any time, whatever the text (the invariants of the design)."""
+"""The invariants of the design hold for any text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODEL = {"seed": 5, "n_layer": N_LAYER}
 
 
 def kept(llm: Llama) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
-    """Positions and scores of every (layer, KV head)."""
+    """Return positions and scores of every (layer, KV head)."""
     result = {}
     for layer in range(N_LAYER):
         positions, scores = llm.kv_rows(layer)
@@ -54,7 +54,7 @@ def test_capacity_and_budget_are_never_exceeded(
         now = llm.kv
         assert now.used <= now.capacity == 41
         if now.compactions > compactions:
-            # right after a compaction there is the budget, and the token that caused it
+            # after a compaction: the budget, and the token that triggered it
             assert now.used == now.budget + 1 == 34
         compactions = now.compactions
         assert now.bytes_total == empty.bytes_total
@@ -74,7 +74,7 @@ def test_recent_and_pinned_rows_are_never_evicted(path: Path, rng: np.random.Gen
 
 
 @pytest.mark.parametrize("flash_attn", [False, True])
-def test_budget_that_covers_the_text_changes_nothing(
+def test_a_budget_that_covers_the_text_changes_nothing(
     path: Path, rng: np.random.Generator, flash_attn: bool
 ) -> None:
     evicting = tiny_llama(
@@ -91,12 +91,12 @@ def test_budget_that_covers_the_text_changes_nothing(
     evicting.eval(tokens)
     plain.eval(tokens)
     np.testing.assert_array_equal(evicting.scores[:200], plain.scores[:200])
-    drawn = []
+    sampled = []
     for llm in (evicting, plain):
         llm.reset()
         llm.set_seed(11)
-        drawn.append([*islice(llm.generate(tokens[:30], temp=1.0), 200)])
-    assert drawn[0] == drawn[1]
+        sampled.append([*islice(llm.generate(tokens[:30], temp=1.0), 200)])
+    assert sampled[0] == sampled[1]
 
 
 def test_scores_count_the_queries_seen(path: Path, rng: np.random.Generator) -> None:
@@ -108,7 +108,7 @@ def test_scores_count_the_queries_seen(path: Path, rng: np.random.Generator) -> 
             assert scores.sum() == pytest.approx(llm.n_tokens, rel=1e-4)
 
 
-def test_score_of_a_cell_used_again_starts_at_zero(path: Path, rng: np.random.Generator) -> None:
+def test_the_score_of_a_reused_cell_starts_at_zero(path: Path, rng: np.random.Generator) -> None:
     reference = ReferenceLlama.from_gguf(path, heavy=20, recent=20, slack=10)
     sizes = [*[10] * 6, -1, 1, *[10] * 6, -9, 9, *[10] * 6, -5, 5]
     steps, _ = clear_steps(reference, rng, sizes)
@@ -116,7 +116,7 @@ def test_score_of_a_cell_used_again_starts_at_zero(path: Path, rng: np.random.Ge
     assert_same_steps(llm, steps)
 
 
-def test_going_back_to_evicted_rows_is_refused(path: Path, rng: np.random.Generator) -> None:
+def test_removing_a_tail_to_evicted_rows_is_refused(path: Path, rng: np.random.Generator) -> None:
     llm = tiny_llama(path, hh=10, recent=10, slack=4)
     llm.eval(text(llm, rng, 100))
     llm.n_tokens = 50

@@ -1,4 +1,4 @@
-"""Attention and scores in one op: every kernel, row type and shape gives the same numbers."""
+"""Attention and scores in one op: every kernel, row type and shape gives the same results."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pyh2o.errors import SettingsError
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, exact_kernels, kernels_here, tiny_llama
 
-# Of logits with standard deviation 1: kernels differ only in the order of their additions. The
-# models have one layer: the rows of a second one would be rounded to its type from other numbers.
+# Logits have standard deviation 1; kernels differ only in the order of additions. The
+# models have one layer because a second one would already round other numbers.
 ROUNDING = 1e-4
-# The same, where what is multiplied is rounded to bf16.
+# The same with inputs rounded to bf16.
 BF16 = 0.05
 
-# Of gpt-oss, whose layer 1 sees the whole text.
+# Of gpt-oss, whose layer 1 attends to the whole text.
 SINKS: dict[str, Any] = {"arch_variant": "gpt_oss", "n_layer": 2, "n_head": 6, "n_head_kv": 2}
 SHAPES: dict[str, dict[str, Any]] = {
     "gqa of 3": {"n_head": 6, "n_head_kv": 2},
@@ -39,7 +39,7 @@ MODEL: dict[str, Any] = {"seed": 4, "n_layer": 1}
 def result(
     path: Path, tokens: npt.NDArray[np.int64], attention: Attention, **settings: Any
 ) -> dict[str, npt.NDArray[Any]]:
-    """Logits, kept positions and scores after chunks of one, of few and of many tokens."""
+    """Return logits, kept positions and scores after chunks of one, a few and many tokens."""
     llm = Llama(
         str(path),
         hh=30,
@@ -65,7 +65,7 @@ def assert_same(one: dict[str, npt.NDArray[Any]], other: dict[str, npt.NDArray[A
     np.testing.assert_allclose(one["scores"], other["scores"], atol=ROUNDING, rtol=ROUNDING)
 
 
-def test_this_machine_has_the_kernels_of_its_kind(path: Path) -> None:
+def test_this_machine_has_its_expected_kernels(path: Path) -> None:
     here = kernels_here(path)
     assert "portable" in here
     if platform.machine() in ("aarch64", "arm64"):
@@ -83,7 +83,7 @@ def test_this_machine_has_the_kernels_of_its_kind(path: Path) -> None:
 def test_kernels_agree(
     tmp_path: Path, path: Path, rng: np.random.Generator, shape: str, type_k: str, type_v: str
 ) -> None:
-    """Where no choice was closer than rounding; a text with a close choice is drawn again."""
+    """If a choice is closer than rounding, another text is sampled."""
     model = write_tiny_gguf(tmp_path / "tiny.gguf", **{**MODEL, **SHAPES[shape]})
     types = {"type_k": KV_TYPES[type_k], "type_v": KV_TYPES[type_v]}
     portable, *others = exact_kernels(path)
@@ -100,9 +100,7 @@ def test_kernels_agree(
 
 
 @pytest.mark.parametrize("n_threads", [2, 3, 5, 8, 12])
-def test_threads_change_nothing_but_rounding(
-    path: Path, rng: np.random.Generator, n_threads: int
-) -> None:
+def test_threads_change_only_rounding(path: Path, rng: np.random.Generator, n_threads: int) -> None:
     tokens = rng.integers(0, 384, 300)
     threads = {"n_threads": n_threads, "n_threads_batch": n_threads}
     many = result(path, tokens, "auto", **threads)
@@ -113,8 +111,10 @@ def test_threads_change_nothing_but_rounding(
 
 
 @pytest.mark.parametrize("flash_attn", [False, True])
-def test_close_to_the_ops_of_ggml(path: Path, rng: np.random.Generator, flash_attn: bool) -> None:
-    """Those round the queries to f16 before they meet an f16 row."""
+def test_results_are_close_to_ggmls_ops(
+    path: Path, rng: np.random.Generator, flash_attn: bool
+) -> None:
+    """ggml rounds queries to f16 before it multiplies them with f16 rows."""
     tokens = rng.integers(0, 384, 100)
     settings: dict[str, Any] = {"hh": 60, "recent": 60, "logits_all": True}
     ours = tiny_llama(path, **settings)
@@ -126,7 +126,7 @@ def test_close_to_the_ops_of_ggml(path: Path, rng: np.random.Generator, flash_at
 
 
 @pytest.mark.parametrize("recall", [0, 12])
-def test_sinks_are_those_of_the_ops_of_ggml(
+def test_sinks_equal_ggmls_ops(
     tmp_path: Path, path: Path, rng: np.random.Generator, recall: int
 ) -> None:
     """The scores of layer 1 are exact: flash attention rounds only what follows them."""
@@ -143,10 +143,10 @@ def test_sinks_are_those_of_the_ops_of_ggml(
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_many_queries_in_bf16(
+def test_many_queries_are_multiplied_in_bf16(
     tmp_path: Path, path: Path, rng: np.random.Generator, shape: str, kv_type: str
 ) -> None:
-    """Rounded to 8 bits before they are multiplied; few queries, of one token say, are not."""
+    """They are rounded to 8 bits before the product; few queries, such as one token's, are not."""
     if "avx512bf16" not in kernels_here(path):
         pytest.skip("this processor does not multiply bf16 numbers")
     model = write_tiny_gguf(tmp_path / "tiny.gguf", **{**MODEL, **SHAPES[shape]})
@@ -169,7 +169,7 @@ def test_many_queries_in_bf16(
     np.testing.assert_allclose(*scores, atol=BF16, rtol=BF16)
 
 
-def test_what_cannot_be_done_is_refused(tmp_path: Path, path: Path) -> None:
+def test_unsupported_parameters_are_refused(tmp_path: Path, path: Path) -> None:
     with pytest.raises(SettingsError, match="give one of auto, ops, portable"):
         tiny_llama(path, attention="fast")
     for settings in ({"flash_attn": False}, {"type_k": 6, "type_v": 6}):  # 6: q5_0

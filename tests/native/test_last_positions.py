@@ -1,6 +1,6 @@
-"""Texts of two thousand million tokens: they go on as short ones do, to the last position there is.
+"""Texts of two billion tokens continue as short ones do, up to the last position.
 
-Nobody reads so many: a state says that they have been, with the rows of a short text.
+A modified state of a short text claims this position.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reference_rows import last_logits
 from state_parts import N_LAYER, SIZES, RecallPart, State
 from tiny_llama import tiny_llama
 
-N_VOCAB, N_POS, PINNED = 384, 96, 4  # as many as `streaming` has sinks
+N_VOCAB, N_POS, PINNED = 384, 96, 4  # the number of sinks of `streaming`
 N_READ, N_LEFT = 300, 600
 RECALL, RECENT = 24, 12
 N_PAGE = RecallPart.N_PAGE
@@ -34,7 +34,7 @@ def llama_of(path: Path, policy: str, recall: int = 0) -> Llama:
 
 
 def later_state(llm: Llama, by: int) -> bytes:
-    """The state as if so many more tokens had come behind the pinned ones, before all others."""
+    """Return the state with all positions after the pinned rows increased by `n`."""
     has_archive = llm.kv.archived > 0
     state = State(
         bytes(llm.text.cache.state()), llm.kv.used, llm.kv.bytes_archive if has_archive else None
@@ -44,12 +44,12 @@ def later_state(llm: Llama, by: int) -> bytes:
     for positions in (state.cell_positions, state.queries[0::2], *state.positions):
         positions[positions >= PINNED] += by
     if has_archive:
-        put_archive_later(state.recall, by)
+        move_archive(state.recall, by)
     return state.bytes()
 
 
-def put_archive_later(recall: RecallPart, by: int) -> None:
-    """Without its first page, which has the pinned ones."""
+def move_archive(recall: RecallPart, by: int) -> None:
+    """Move the archive without its first page, which has the pinned rows."""
     assert by % N_PAGE == 0
     n_bytes = recall.page_size
     pages = bytearray(recall.pages[n_bytes:])
@@ -68,8 +68,8 @@ def put_archive_later(recall: RecallPart, by: int) -> None:
     recall.pages = bytes(pages)
 
 
-def go_far(llm: Llama, state: bytes, n_tokens: int, record: Path) -> None:
-    """Load the state of a text of so many tokens, of which a file without content is the record."""
+def load_far_state(llm: Llama, state: bytes, n_tokens: int, record: Path) -> None:
+    """Load the state of a text of `n` tokens, recorded in a file without content."""
     llm.reset()
     llm.text.cache.load_state(state, len(range(n_tokens)))
     llm.text.record = np.memmap(record, np.intc, "w+", shape=(n_tokens + 2**12,))
@@ -77,18 +77,18 @@ def go_far(llm: Llama, state: bytes, n_tokens: int, record: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["h2o", "h2o-far", "snap:queries=4", "streaming"])
-def test_a_text_goes_on_to_the_last_position(
+def test_a_text_continues_to_the_last_position(
     path: Path, tmp_path: Path, rng: np.random.Generator, policy: str
 ) -> None:
-    """Its rows, scores and logits are those of a short text, bit for bit."""
+    """Its rows, scores and logits equal those of a short text bit for bit."""
     near, far = llama_of(path, policy), llama_of(path, policy)
     tokens: list[int] = rng.integers(0, N_VOCAB, N_READ + N_LEFT + near.n_batch).tolist()
     for llm in (near, far):
         llm.eval(tokens[:N_READ])
     assert near.kv.rebases > 0
-    # batches end at the same places of both texts
+    # batches end at the same offsets in both texts
     by = (MAX_POSITIONS - N_READ - N_LEFT) // near.n_batch * near.n_batch
-    go_far(far, later_state(near, by), N_READ + by, tmp_path / "record")
+    load_far_state(far, later_state(near, by), N_READ + by, tmp_path / "record")
     assert far.kv.position_limit == MAX_POSITIONS
 
     rest = tokens[N_READ : MAX_POSITIONS - by]
@@ -104,7 +104,7 @@ def test_a_text_goes_on_to_the_last_position(
             np.testing.assert_array_equal(scores, other)
 
 
-def test_rows_are_found_to_the_last_position(
+def test_rows_are_retrieved_up_to_the_last_position(
     path: Path, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     near, far = llama_of(path, "h2o", RECALL), llama_of(path, "h2o", RECALL)
@@ -112,8 +112,8 @@ def test_rows_are_found_to_the_last_position(
     near.eval(tokens[:N_READ])
     by = (MAX_POSITIONS - N_READ - N_LEFT) // N_PAGE * N_PAGE
     states = later_state(near, 0), later_state(near, by)
-    go_far(near, states[0], N_READ, tmp_path / "near")
-    go_far(far, states[1], N_READ + by, tmp_path / "far")
+    load_far_state(near, states[0], N_READ, tmp_path / "near")
+    load_far_state(far, states[1], N_READ + by, tmp_path / "far")
 
     rest = tokens[N_READ : MAX_POSITIONS - by]
     for llm in (near, far):
@@ -125,16 +125,16 @@ def test_rows_are_found_to_the_last_position(
     np.testing.assert_array_equal(last_logits(far), last_logits(near))
 
     state = bytes(far.text.cache.state())
-    go_far(far, state, MAX_POSITIONS, tmp_path / "again")
+    load_far_state(far, state, MAX_POSITIONS, tmp_path / "again")
     assert bytes(far.text.cache.state()) == state
 
 
-def test_there_is_no_position_behind_the_last(
+def test_a_token_after_the_last_position_is_refused(
     path: Path, tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    """What is there stays, and may be set back and gone on with."""
+    """The cache stays, and a tail can be removed and replaced."""
     llm = llama_of(path, "h2o-far")
-    go_far(llm, state_of(llm, rng, MAX_POSITIONS), MAX_POSITIONS, tmp_path / "record")
+    load_far_state(llm, state_of(llm, rng, MAX_POSITIONS), MAX_POSITIONS, tmp_path / "record")
     state = bytes(llm.text.cache.state())
     with pytest.raises(ContextLimitError, match="positions this model can use"):
         llm.eval([5])
@@ -147,16 +147,16 @@ def test_there_is_no_position_behind_the_last(
 
 
 @pytest.mark.parametrize("n_tokens", [MAX_POSITIONS, 2**31 - 1])
-def test_the_native_library_ends_there_too(
+def test_the_native_library_stops_at_the_last_position(
     path: Path,
     tmp_path: Path,
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
     n_tokens: int,
 ) -> None:
-    """Whoever calls it; a state may say more."""
+    """For any caller; a state may claim more."""
     llm = llama_of(path, "h2o-far")
-    go_far(llm, state_of(llm, rng, n_tokens), n_tokens, tmp_path / "record")
+    load_far_state(llm, state_of(llm, rng, n_tokens), n_tokens, tmp_path / "record")
     monkeypatch.setattr(llm.text.cache, "check_positions", lambda _: None)
     state = bytes(llm.text.cache.state())
     with pytest.raises(RuntimeError):
@@ -165,6 +165,6 @@ def test_the_native_library_ends_there_too(
 
 
 def state_of(llm: Llama, rng: np.random.Generator, n_tokens: int) -> bytes:
-    """The state of a text of so many tokens."""
+    """Return the state of a text of `n` tokens."""
     llm.eval(rng.integers(0, N_VOCAB, N_READ).tolist())
     return later_state(llm, n_tokens - N_READ)

@@ -1,4 +1,4 @@
-"""LongRoPE has factors for few positions and for many: the window chooses, not the cells."""
+"""LongRoPE has factors for short and long contexts: the window chooses, not the cell count."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tiny_llama import EXACT_ROWS, random_tokens, tiny_llama, tiny_parent
 
 N_TRAINED, N_FEW = 1024, 256
 HEAVY, RECENT, SLACK = 24, 20, 16
-# Windows, and the positions that are used; 0 is the trained context.
+# Windows and the positions that are used; 0 is the trained context.
 WINDOWS = {64: N_FEW, 256: N_FEW, 257: N_TRAINED, 1024: N_TRAINED, 3000: N_TRAINED, 0: N_TRAINED}
 
 
 @pytest.fixture(params=["longrope", "llama_longrope"])
 def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A model whose cells, 256 in all tests, would get the factors for few positions."""
+    """Write a model whose cells, 256 in all tests, would choose the factors for short contexts."""
     return write_tiny_gguf(
         tmp_path / "tiny.gguf", seed=3, n_ctx_train=N_TRAINED, arch_variant=request.param
     )
 
 
 evicting = partial(tiny_llama, hh=HEAVY, recent=RECENT, slack=SLACK, **EXACT_ROWS)
-# llama.cpp's full cache, with as many tokens at once as we take
+# llama.cpp's full cache with our batch size
 stock = partial(tiny_parent, n_batch=SLACK, logits_all=True, **EXACT_ROWS)
 
 
@@ -44,7 +44,7 @@ def read(llm: llama_cpp.Llama, tokens: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n_ctx", WINDOWS)
-def test_factors_are_those_of_a_full_cache_for_the_window(
+def test_the_window_chooses_the_factors_of_a_full_cache(
     path: Path, rng: np.random.Generator, n_ctx: int
 ) -> None:
     n_text = 50 if n_ctx == 64 else 200
@@ -72,7 +72,7 @@ def test_factors_are_those_of_a_full_cache_for_the_window(
 def test_every_step_equals_the_reference(
     tmp_path: Path, rng: np.random.Generator, n_ctx: int, n_tokens: int
 ) -> None:
-    """Rows are re-based at the end of the positions that the factors are for."""
+    """Rows are re-based when the positions of the factors are used up."""
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf",
         seed=3,
@@ -89,7 +89,7 @@ def test_every_step_equals_the_reference(
 
 
 @pytest.mark.parametrize("n_ctx", [256, 300])
-def test_state_goes_on_and_fits_no_other_factors(
+def test_a_state_resumes_only_with_the_same_factors(
     path: Path, rng: np.random.Generator, n_ctx: int
 ) -> None:
     tokens, more = random_tokens(rng, 600), random_tokens(rng, 60)
@@ -108,7 +108,7 @@ def test_state_goes_on_and_fits_no_other_factors(
         llm.load_kv_state(state, tokens)
 
 
-def test_exact_prefill_has_no_more_positions_than_the_factors_are_for(
+def test_exact_prefill_stays_within_the_positions_of_the_factors(
     path: Path, rng: np.random.Generator
 ) -> None:
     tokens = random_tokens(rng, 400)
@@ -123,7 +123,7 @@ def test_exact_prefill_has_no_more_positions_than_the_factors_are_for(
         np.testing.assert_allclose(read(llm, tokens[:300]), expected, atol=2e-4)
 
 
-def test_context_that_is_refused_is_as_before(path: Path) -> None:
+def test_a_refused_context_is_unchanged(path: Path) -> None:
     """llama.cpp chooses by this number alone."""
     with closing(stock(path, n_ctx=256)) as full:
         context = ffi.cast("struct llama_context *", address(full.ctx))

@@ -1,4 +1,4 @@
-"""Marks: a tail that is removed down to one leaves nothing of its attention behind."""
+"""Marks: removing a tail down to a mark also removes its attention from the scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tiny_llama import assert_same_cache, random_tokens, stored_as, tiny_llama
 
 N_LAYER, N_VOCAB, N_POS = 2, 384, 128
 HEAVY, RECENT, SLACK = 14, 9, 20
-FADES_FAST = "h2o-far:near=2,half_life=0.25"  # a few tokens are more half-lives than a float holds
+FADES_FAST = "h2o-far:near=2,half_life=0.25"  # a few tokens span more half-lives than a float holds
 MODEL: dict[str, Any] = {"seed": 6, "n_layer": N_LAYER, "head_size": 64, "n_ctx_train": N_POS}
 
 
@@ -32,7 +32,7 @@ def cache_of(llm: Llama) -> KVCache:
 
 
 def assert_same_text(one: Llama, other: Llama, tokens: list[int]) -> None:
-    """Bit for bit, over compactions and re-bases."""
+    """Compare bit for bit, over compactions and re-bases."""
     for i in range(0, len(tokens), 7):
         chunk = tokens[i : i + 7]
         for llm in (one, other):
@@ -52,10 +52,10 @@ WAYS = [
 
 
 @pytest.mark.parametrize("settings", WAYS, ids=str)
-def test_a_removed_tail_leaves_nothing_behind(
+def test_a_tail_removed_to_a_mark_leaves_no_trace(
     path: Path, rng: np.random.Generator, settings: dict[str, Any]
 ) -> None:
-    """The first part may end anywhere between two compactions, before and after a re-base."""
+    """The first part ends anywhere between two compactions, before and after a re-base."""
     for n_first in (int(rng.integers(1, 15)), 90, 158):
         alone, other = (llama_of(path, **settings) for _ in range(2))
         first, more = random_tokens(rng, n_first), random_tokens(rng, 80)
@@ -75,8 +75,9 @@ def test_a_removed_tail_leaves_nothing_behind(
         other.close()
 
 
-def test_without_a_mark_it_stays(path: Path, rng: np.random.Generator) -> None:
-    """What the marks are for."""
+def test_a_tail_removed_without_a_mark_leaves_its_scores(
+    path: Path, rng: np.random.Generator
+) -> None:
     alone, other = (llama_of(path) for _ in range(2))
     first = random_tokens(rng, 90)
     for llm in (alone, other):
@@ -86,7 +87,7 @@ def test_without_a_mark_it_stays(path: Path, rng: np.random.Generator) -> None:
     assert (other.kv_rows(0)[1] > alone.kv_rows(0)[1]).any()
 
 
-def test_marks_within_marks(path: Path, rng: np.random.Generator) -> None:
+def test_marks_can_be_nested(path: Path, rng: np.random.Generator) -> None:
     alone, other = (llama_of(path, policy="roco") for _ in range(2))
     first, second = random_tokens(rng, 30), random_tokens(rng, 4)
     for llm in (alone, other):
@@ -95,7 +96,7 @@ def test_marks_within_marks(path: Path, rng: np.random.Generator) -> None:
     cache.mark()
     other.eval(second)
     cache.mark()
-    cache.mark()  # once more is the same
+    cache.mark()  # removing it again changes nothing
     assert [cache.marked(n) for n in (-1, 0, 29, 30, 33, 34, 999)] == [0, 0, 0, 30, 30, 34, 34]
     other.eval(random_tokens(rng, 3))
     other.text.remove_tail(34)
@@ -109,17 +110,17 @@ def test_marks_within_marks(path: Path, rng: np.random.Generator) -> None:
     assert_same_text(alone, other, random_tokens(rng, 60))
 
 
-def test_only_the_last_marks_are_kept(path: Path, rng: np.random.Generator) -> None:
+def test_only_the_newest_marks_are_kept(path: Path, rng: np.random.Generator) -> None:
     llm = llama_of(path)
     cache = cache_of(llm)
-    cache.mark()  # an empty text needs none
+    cache.mark()  # an empty text needs no mark
     for _ in range(10):
         llm.eval(random_tokens(rng, 1))
         cache.mark()
     assert [cache.marked(n) for n in range(11)] == [0, 0, 0, *range(3, 11)]
 
 
-def test_what_drops_the_marks(path: Path, rng: np.random.Generator) -> None:
+def test_operations_that_drop_marks(path: Path, rng: np.random.Generator) -> None:
     llm = llama_of(path, prefill="exact")
     cache = cache_of(llm)
 
@@ -142,7 +143,7 @@ def test_what_drops_the_marks(path: Path, rng: np.random.Generator) -> None:
     llm.load_kv_state(llm.kv_state(), llm.input_ids[:20])
     assert cache.marked(10**6) == 0
     mark(20)
-    llm.eval(random_tokens(rng, 60))  # a larger cache for a while
+    llm.eval(random_tokens(rng, 60))  # a temporarily larger cache
     assert cache.marked(10**6) == 0
     mark(20)
     assert llm._ctx.kv_cache_seq_rm(0, 5, 9)  # no tail

@@ -1,6 +1,6 @@
-"""Eviction in memories of several parts: windows, recurrent states, layers that share rows.
+"""Eviction in caches of several parts: windows, recurrent states, layers that share rows.
 
-And what the NumPy reference does not compute beside them.
+Also features that the NumPy reference does not compute.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tiny_windowed import WINDOWED
 N_TEXT = 220
 CHUNK = 8
 
-# Layers that show all that a variant has; the last of windowed ones sees everything.
+# Layers that cover a variant's features; the last windowed layer attends to the whole text.
 N_LAYER = dict.fromkeys(WINDOWED, 4) | {
     "gemma3n": 22,
     "gemma4": 6,
@@ -35,13 +35,13 @@ N_LAYER = dict.fromkeys(WINDOWED, 4) | {
     **dict.fromkeys(("jamba", "nemotron_h", "kimi-linear"), 4),
     **dict.fromkeys(("falcon-h1", "mla", "qwen2vl", "qwen3vl", "longrope"), 3),
 }
-# The window of all tests, 512 tokens, is longer than the original context of this one: 256, as many
-# as there are cells.
+# The window of all tests, 512 tokens, exceeds this model's original context of 256 tokens, which
+# is also the number of cells.
 LONG_WINDOW = "longrope_in_a_long_window"
 HEAVY, RECENT, SLACK = 40, 24, 16
 
-# Makes so much of rounding that its logits say little: llama.cpp's own two ways of attention
-# differ by 8. Its rows are chosen by attention that differs as well, by up to 5 %.
+# Amplifies rounding so much that its logits say little: llama.cpp's own two attention paths
+# differ by 8. Its rows are chosen by attention that differs by up to 5 %.
 CHAOTIC = "gemma3n"
 
 
@@ -61,14 +61,16 @@ read = partial(read_chunks, size=CHUNK)
 
 
 def assert_alike(logits: np.ndarray, expected: np.ndarray, path: Path, *, atol: float) -> None:
-    """Equal but for rounding, which may give a token to another expert; [n, n_vocab]."""
+    """Compare [n, n_vocab] up to rounding, which can route a token to another expert."""
     difference = np.abs(logits - expected)
     if path.stem != CHAOTIC:
         assert np.mean(difference.max(axis=1) < atol) > 0.9
 
 
-def test_budget_that_covers_the_text_changes_nothing(path: Path, rng: np.random.Generator) -> None:
-    """Bit for bit with ggml's ops, to rounding with ours."""
+def test_a_budget_that_covers_the_text_changes_nothing(
+    path: Path, rng: np.random.Generator
+) -> None:
+    """Bit for bit with ggml's ops, up to rounding with ours."""
     cells = {"n_ctx": 512, "n_batch": SLACK, "n_ubatch": SLACK, "swa_full": False}
     with closing(tiny_parent(path, **EXACT_ROWS, **cells)) as parent:
         tokens = random_tokens(rng, N_TEXT)
@@ -83,11 +85,11 @@ def test_budget_that_covers_the_text_changes_nothing(path: Path, rng: np.random.
         if attention == "ops":
             np.testing.assert_array_equal(logits, expected)
         else:
-            # as far apart as llama.cpp's own two ways, which round to f16 at other places
+            # as far apart as llama.cpp's own two paths, which round to f16 at different points
             np.testing.assert_allclose(logits, expected, atol=1e-2 + 2 * rounding)
 
 
-def test_rows_are_chosen_as_by_the_reference_and_dropped_as_if_masked(
+def test_rows_are_evicted_as_in_the_reference_and_equal_masked_rows(
     path: Path, rng: np.random.Generator
 ) -> None:
     eviction = EvictionParameters(heavy=HEAVY, recent=RECENT, slack=SLACK)
@@ -106,8 +108,8 @@ def test_rows_are_chosen_as_by_the_reference_and_dropped_as_if_masked(
         assert llm.kv.compactions > 3
 
 
-def test_rebase_turns_the_window_too(path: Path, rng: np.random.Generator) -> None:
-    """Where all rows go back by the same, nothing changes but rounding."""
+def test_a_rebase_rotates_the_window_too(path: Path, rng: np.random.Generator) -> None:
+    """If all rows move back by the same distance, only rounding changes."""
     budget = {"policy": "streaming", "hh": 0, "recent": 40, "attention": "ops", "n_ctx": 512}
     with evicting(path, **budget) as llm:
         if llm.text.position_limit < MAX_POSITIONS:
@@ -123,9 +125,9 @@ def test_rebase_turns_the_window_too(path: Path, rng: np.random.Generator) -> No
     assert_alike(logits, expected, path, atol=5e-3)
 
 
-def test_tail_that_is_removed_was_never_there(path: Path, rng: np.random.Generator) -> None:
-    """Or it cannot be removed exactly, and nothing is changed."""
-    # up to where one chunk more fits without a compaction
+def test_a_removed_tail_leaves_no_trace(path: Path, rng: np.random.Generator) -> None:
+    """If it cannot be removed exactly, nothing changes."""
+    # up to where one more chunk fits without a compaction
     n_tokens = HEAVY + RECENT + SLACK + CHUNK + 8 * SLACK
     with evicting(path, attention="ops") as llm:
         tokens, more, other = (random_tokens(rng, n) for n in (n_tokens, CHUNK, 4 * CHUNK))
@@ -145,8 +147,8 @@ def test_tail_that_is_removed_was_never_there(path: Path, rng: np.random.Generat
     assert_alike(logits, expected, path, atol=2e-4)
 
 
-def test_state_goes_on_as_the_text_does(path: Path, rng: np.random.Generator) -> None:
-    # all that is evicted is found, so that no choice is close
+def test_a_state_resumes_as_the_text_continues(path: Path, rng: np.random.Generator) -> None:
+    # all evicted rows are retrieved, so that no choice is close
     finding = {"attention": "ops", "hh": HEAVY + 2 * N_TEXT, "recall": 2 * N_TEXT}
     with evicting(path, **finding) as llm:
         tokens, more = random_tokens(rng, N_TEXT), random_tokens(rng, 60)
@@ -166,14 +168,14 @@ def test_state_goes_on_as_the_text_does(path: Path, rng: np.random.Generator) ->
     assert_alike(logits, expected, path, atol=5e-3)
 
 
-def test_forgotten_rows_leave_the_part_that_grows(path: Path, rng: np.random.Generator) -> None:
-    """Windows and states go on with what they have of them, and a saved text likewise."""
+def test_dropped_rows_leave_only_the_growing_part(path: Path, rng: np.random.Generator) -> None:
+    """Windows and states keep what they have of them, also in a saved text."""
     with evicting(path, attention="ops") as llm:
         tokens, more = random_tokens(rng, N_TEXT), random_tokens(rng, 60)
         read(llm, tokens)
         llm.text.drop_spans([(100, 200)])
         state = llm.save_state()
-        # of rows that were evicted before, heads had kept different numbers
+        # heads had kept different numbers of the rows evicted before
         rows = [llm.kv_rows(layer)[0] for layer in range(llm.text.n_layer)]
         n_gone = np.concatenate([((of >= 100) & (of < 200)).sum(axis=1) for of in rows if of.size])
         assert n_gone.min() == 0
@@ -185,8 +187,8 @@ def test_forgotten_rows_leave_the_part_that_grows(path: Path, rng: np.random.Gen
     assert_alike(logits, expected, path, atol=5e-3)
 
 
-def test_state_of_the_window_alone_is_refused(path: Path, rng: np.random.Generator) -> None:
-    """A re-base may lie between writing and reading it, and turns the keys of all layers."""
+def test_a_state_of_the_window_alone_is_refused(path: Path, rng: np.random.Generator) -> None:
+    """A re-base, which rotates the keys of all layers, may come between saving and loading it."""
     part = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
     cells = {"n_ctx": 512, "n_batch": SLACK, "n_ubatch": SLACK, "swa_full": False}
     with closing(tiny_parent(path, **EXACT_ROWS, **cells)) as parent:
@@ -205,8 +207,8 @@ def test_state_of_the_window_alone_is_refused(path: Path, rng: np.random.Generat
         assert llm.kv_state() == before
 
 
-def test_exact_prefill_reads_all_of_the_prompt(path: Path, rng: np.random.Generator) -> None:
-    """Its logits are those of the full cache, and the text goes on within the budget."""
+def test_exact_prefill_reads_the_whole_prompt(path: Path, rng: np.random.Generator) -> None:
+    """Its logits equal those of the full cache, and the text continues within the budget."""
     with closing(tiny_parent(path, **EXACT_ROWS, n_ctx=512, n_batch=SLACK)) as parent:
         tokens = random_tokens(rng, N_TEXT)
         expected = read(parent, tokens)[-1]
@@ -219,10 +221,10 @@ def test_exact_prefill_reads_all_of_the_prompt(path: Path, rng: np.random.Genera
 
 
 @pytest.mark.parametrize("attention", ["auto", "ops"])
-def test_with_all_found_it_is_the_full_cache(
+def test_retrieving_all_rows_equals_the_full_cache(
     path: Path, rng: np.random.Generator, attention: str
 ) -> None:
-    """Whatever lies beside the rows that are evicted, and whatever they are made of."""
+    """With any other part in the cache and any type of evicted rows."""
 
     def read_by_few_and_many(llm: llama_cpp.Llama) -> np.ndarray:
         return np.concatenate([read(llm, tokens[:128]), read(llm, tokens[128:], size=SLACK)])
@@ -235,13 +237,13 @@ def test_with_all_found_it_is_the_full_cache(
         logits = read_by_few_and_many(llm)
         assert llm.kv.compactions > 3
         assert llm.kv.found_share > 0
-    # ggml's flash attention, of windows and where V is a part of K, rounds to f16
+    # ggml's flash attention, used for windows and if V is a part of K, rounds to f16
     np.testing.assert_allclose(logits, expected, atol=2e-2 if attention == "auto" else 2e-3, rtol=0)
 
 
 @pytest.mark.parametrize("path", ["sliding_window", "falcon-h1"], indirect=True)
-def test_no_damage_is_loaded_in_silence(path: Path, rng: np.random.Generator) -> None:
-    """Wherever it is: in the evicted rows, or in what llama.cpp writes of the rest by itself."""
+def test_every_damaged_state_is_refused(path: Path, rng: np.random.Generator) -> None:
+    """Damage in evicted rows and in the parts that llama.cpp writes."""
     with evicting(path) as llm:
         tokens = random_tokens(rng, N_TEXT)
         llm.eval(tokens)

@@ -1,4 +1,4 @@
-"""The C interface of chats: what is wrong comes back as a text, and ends no program."""
+"""The C interface of chats: invalid input returns an error message and never ends the program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STRICT = "{{ raise_exception('only one turn') if messages | length > 1 else mess
 
 
 def apply(source: str, request: str) -> str:
-    """The error of a request."""
+    """Return the error of a request."""
     native = NativeTemplate(source)
     error = ffi.new("char **")
     assert lib.llama_h2o_chat_apply(native._native, request.encode(), error) == ffi.NULL
@@ -37,17 +37,17 @@ def apply(source: str, request: str) -> str:
         ('{"messages": [{"role": "user", "content": "a"}], "tools": [1]}', "tools"),
     ],
 )
-def test_a_wrong_request_is_refused(request_: str, said: str) -> None:
+def test_an_invalid_request_is_refused(request_: str, said: str) -> None:
     assert said in apply(PLAIN, request_)
 
 
 @pytest.mark.parametrize("source", ["", "{% for %}", "{{", "{% if a %}"])
-def test_a_wrong_template_is_refused(source: str) -> None:
+def test_an_invalid_template_is_refused(source: str) -> None:
     with pytest.raises(ChatError):
         NativeTemplate(source)
 
 
-# Each takes little more than the limits: without them a test fails, and the machine goes on.
+# Each exceeds the limits only slightly: without limits the test fails, but the machine survives.
 LONG = "{% set s = 'a' * 10000 %}"
 
 
@@ -80,27 +80,27 @@ LONG = "{% set s = 'a' * 10000 %}"
     ],
     ids=lambda source: source[:60],
 )
-def test_a_template_that_takes_all_time_or_memory_is_refused(source: str) -> None:
+def test_a_template_that_exceeds_time_or_memory_limits_is_refused(source: str) -> None:
     with pytest.raises(ChatError, match=r"^it takes too much time or memory$"):
         NativeTemplate(source)
 
 
-def test_a_conversation_can_take_too_much_time_or_memory() -> None:
+def test_a_conversation_that_exceeds_time_or_memory_limits_is_refused() -> None:
     loop = "{% for i in range(20) %}{% set large = s | replace('a', s) %}{% endfor %}"
     native = NativeTemplate(LONG + "{% if messages[0].content == 'large' %}" + loop + "{% endif %}")
     with pytest.raises(ChatError, match=r"^the chat template takes too much .*: shorten the conv"):
         native.apply([{"role": "user", "content": "large"}])
-    native.apply(HELLO)  # what was refused does not count
+    native.apply(HELLO)  # refused requests do not count
 
 
-def test_a_template_may_read_many_messages() -> None:
-    """This one takes steps by the square of their number."""
+def test_a_template_can_read_many_messages() -> None:
+    """The steps of this template grow with the square of their number."""
     roles = ("user", "assistant") * 75
     messages = [{"role": role, "content": "some words " * 50} for role in roles] + HELLO
     assert len(NativeTemplate(template(GEMMA4)).apply(messages).prompt) > 150 * 500
 
 
-def test_a_template_says_what_it_refuses() -> None:
+def test_an_error_raised_by_a_template_is_reported() -> None:
     with pytest.raises(ChatError, match="only one turn"):
         NativeTemplate(STRICT).apply(HELLO * 2)
 
@@ -114,7 +114,7 @@ def test_a_template_says_what_it_refuses() -> None:
         '{"format": 1, "generation_prompt": "", "parser": "{}"}',
     ],
 )
-def test_a_wrong_parser_is_refused(params: str) -> None:
+def test_an_invalid_parser_is_refused(params: str) -> None:
     error = ffi.new("char **")
     assert lib.llama_h2o_chat_parser_init(params.encode(), error) == ffi.NULL
     assert ffi.string(error[0])
@@ -132,14 +132,14 @@ def test_any_bytes_can_be_parsed() -> None:
         lib.llama_h2o_chat_text_free(result)
 
 
-def test_an_answer_that_is_nested_too_deeply_is_refused() -> None:
+def test_an_answer_nested_too_deeply_is_refused() -> None:
     text = '<tool_call>\n{"name": "weather", "arguments": {"city": ' + "[" * 100_000
     with pytest.raises(ChatError, match="too deeply"):
         prompt_of(QWEN3).parse(text)
 
 
-def test_prompts_are_those_of_the_template() -> None:
-    """With special tokens as texts, and what it is told besides."""
+def test_prompts_follow_the_template() -> None:
+    """With special tokens as text and with template variables."""
     prompt = prompt_of(QWEN3, None)
     assert prompt.prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert prompt.supports_thinking
@@ -155,7 +155,7 @@ def test_prompts_are_those_of_the_template() -> None:
     assert "<tool_response>\nrain\n</tool_response>" in written
 
 
-def test_tools_come_with_a_grammar() -> None:
+def test_tools_produce_a_grammar() -> None:
     auto, required = prompt_of(QWEN3), prompt_of(QWEN3, tool_choice="required")
     assert (auto.grammar_lazy, required.grammar_lazy) == (True, False)
     assert auto.triggers

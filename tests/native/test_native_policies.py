@@ -22,11 +22,11 @@ from tiny_llama import EXACT_ROWS, assert_same_cache, tiny_llama
 
 HEAVY, RECENT, SLACK = 14, 9, 7
 N_LAYER, N_VOCAB = 3, 384
-N_POS = 96  # positions that the model was trained on
-# Two right implementations round differently: a closer choice may go either way.
+N_POS = 96  # trained context
+# Two correct implementations round differently: a closer choice may differ.
 CLEAR_MARGIN = 2e-6
 
-# each policy, and those parameters that switch something on
+# each policy with every parameter that enables a feature
 ALL = [
     *POLICIES,
     *EXAMPLES,
@@ -46,7 +46,7 @@ EXPECTED = in_research("expected:Expected:queries=6")
 RANDOM = in_research("random_rows:RandomRows")
 # one of each kind of sums, queries and keys that a policy collects
 KINDS = ["h2o-far:near=4,half_life=12", "roco", "snap:queries=6,pool=3", EXPECTED, RANDOM]
-# the two ways through the graph: our op, and llama.cpp's own without flash attention
+# both paths through the graph: our op, and llama.cpp's without flash attention
 WAYS: list[Attention] = ["auto", "ops"]
 MODEL: dict[str, Any] = {"seed": 3, "n_layer": N_LAYER, "n_ctx_train": N_POS}
 
@@ -87,10 +87,10 @@ def test_every_step_equals_the_reference(path: Path, rng: np.random.Generator, p
 
 
 @pytest.mark.parametrize("policy", ["h2o-far:near=4,half_life=12", "roco"])
-def test_rows_next_to_ggml_flash_attention(
+def test_rows_equal_the_reference_with_ggmls_flash_attention(
     tmp_path: Path, rng: np.random.Generator, policy: str
 ) -> None:
-    """Of one layer: flash attention rounds what the next layer reads."""
+    """One layer: flash attention rounds the input of the next layer."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", **{**MODEL, "n_layer": 1})
     steps, reference = steps_of(reference_of(path, policy=policy), rng, [7] * 20)
     with llama_of(path, policy, flash_attn=True, n_ubatch=7) as llm:
@@ -101,8 +101,10 @@ def test_rows_next_to_ggml_flash_attention(
 
 
 @pytest.mark.parametrize("policy", ["snap:queries=1,pool=1", "snap:queries=6", EXPECTED, "roco"])
-def test_packed_rows(tmp_path: Path, rng: np.random.Generator, policy: str) -> None:
-    """Every compaction turns the queries with the keys."""
+def test_packed_rows_equal_the_reference(
+    tmp_path: Path, rng: np.random.Generator, policy: str
+) -> None:
+    """Every compaction rotates the queries together with the keys."""
     n_pos = HEAVY + RECENT + SLACK
     path = write_tiny_gguf(tmp_path / "tiny.gguf", **{**MODEL, "n_ctx_train": n_pos})
     steps, _ = steps_of(reference_of(path, policy=policy, n_pos=n_pos), rng, [1] * 120)
@@ -112,8 +114,10 @@ def test_packed_rows(tmp_path: Path, rng: np.random.Generator, policy: str) -> N
 
 
 @pytest.mark.parametrize("policy", ["h2o-decay:half_life=12", "h2o-far:near=4", "roco"])
-def test_slack_of_one(path: Path, rng: np.random.Generator, policy: str) -> None:
-    """A compaction at every token: most queries are older than the last one."""
+def test_a_slack_of_one_equals_the_reference(
+    path: Path, rng: np.random.Generator, policy: str
+) -> None:
+    """A compaction at every token: most queries are older than the last token."""
     steps, _ = steps_of(reference_of(path, policy=policy, slack=1), rng, [1] * 90)
     llm = llama_of(path, policy, "auto", slack=1)
     assert_same(llm, steps)
@@ -121,8 +125,10 @@ def test_slack_of_one(path: Path, rng: np.random.Generator, policy: str) -> None
 
 
 @pytest.mark.parametrize("policy", ["h2o-far:near=4", "roco", EXPECTED])
-def test_the_tail_is_taken_back(path: Path, rng: np.random.Generator, policy: str) -> None:
-    """Queries of removed tokens are asked nothing."""
+def test_a_removed_tail_equals_the_reference(
+    path: Path, rng: np.random.Generator, policy: str
+) -> None:
+    """The policy ignores queries of removed tokens."""
     sizes = [*[1] * 60, -3, 1, -3, *[1] * 49]
     steps, _ = steps_of(reference_of(path, policy=policy), rng, sizes)
     assert_same(llama_of(path, policy, n_ubatch=1), steps)
@@ -142,7 +148,7 @@ STARTS = [12, 30, 31, 70]
         ("snap:queries=6", [], SPANS),
     ],
 )
-def test_pinned_and_fair_spans(
+def test_pinned_and_fair_spans_equal_the_reference(
     path: Path,
     rng: np.random.Generator,
     policy: str,
@@ -161,7 +167,7 @@ def test_pinned_and_fair_spans(
     assert {p for start, end in spans for p in range(start, min(end, 120))} <= kept
 
 
-def test_spans_that_make_no_sense_are_refused(path: Path) -> None:
+def test_invalid_spans_are_refused(path: Path) -> None:
     llm = llama_of(path, "h2o")
     for spans in ([(5, 5)], [(5, 4)], [(-1, 3)], [(4, 8), (7, 9)], [(8, 9), (2, 3)]):
         with pytest.raises(SettingsError, match="ascending"):
@@ -175,10 +181,10 @@ def test_spans_that_make_no_sense_are_refused(path: Path) -> None:
 
 @pytest.mark.parametrize("attention", WAYS)
 @pytest.mark.parametrize("policy", KINDS)
-def test_save_load_continue_equals_continue(
+def test_a_saved_state_continues_like_the_text(
     path: Path, rng: np.random.Generator, policy: str, attention: Attention
 ) -> None:
-    """Also what a policy collects, its queries, the spans and the segments are saved."""
+    """The state includes the policy's sums and queries, the spans and the segments."""
     tokens = rng.integers(0, N_VOCAB, 150).tolist()
     one, other = (llama_of(path, policy, attention, n_ubatch=5) for _ in range(2))
     one.text.cache.pin_spans([(6, 10)])
@@ -192,10 +198,10 @@ def test_save_load_continue_equals_continue(
 
 
 @pytest.mark.parametrize("policy", KINDS)
-def test_exact_prefill_equals_as_much_slack(
+def test_exact_prefill_equals_a_cache_with_as_much_slack(
     path: Path, rng: np.random.Generator, policy: str
 ) -> None:
-    """What a policy has collected moves to the larger cache and back."""
+    """The policy's sums move to the larger cache and back."""
     tokens = rng.integers(0, N_VOCAB, 90).tolist()
     small = llama_of(path, policy, n_ubatch=5, prefill="exact")
     large = llama_of(path, policy, n_ubatch=5, slack=73 - HEAVY - RECENT)
@@ -210,8 +216,8 @@ def test_exact_prefill_equals_as_much_slack(
             np.testing.assert_allclose(mine, theirs, atol=2e-4, rtol=2e-4)
 
 
-def test_a_state_knows_a_policy_by_all_its_parameters(path: Path) -> None:
-    """The text that users give names only what differs from the default."""
+def test_a_state_identifies_a_policy_by_all_parameters(path: Path) -> None:
+    """The policy text of a user contains only parameters that differ from the default."""
     one = llama_of(path, "h2o-decay")
     one.eval([1, 2, 3])
     half_life = parse_policy("h2o-decay").half_life
@@ -219,7 +225,7 @@ def test_a_state_knows_a_policy_by_all_its_parameters(path: Path) -> None:
 
 
 def test_policies_without_attention_collect_none(path: Path) -> None:
-    """Where nothing has to be collected, the graph has no node for it."""
+    """If no attention is collected, the graph has no node for it."""
     llm = llama_of(path, RANDOM, n_ubatch=5)
     llm.eval(list(range(HEAVY + RECENT + SLACK)))
     _, scores = llm.kv_rows(0)

@@ -1,4 +1,4 @@
-"""Rows that tokens find: natively as in the NumPy reference, and with all found the full cache."""
+"""Retrieved rows equal the NumPy reference; retrieving all rows equals the full cache."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ FloatArray = npt.NDArray[np.floating[Any]]
 HEAVY, RECENT, RECALL = 24, 20, 30
 N_VOCAB = 384
 
-# Ways to cut a text, more queries than a few, positions that are used up, a policy with last
-# queries of its own. One layer: what is looked up in a second one is rounded otherwise before.
+# Ways to chunk a text, many queries, exhausted positions, and a policy with its own last
+# queries. One layer: retrieved rows of a second one would already differ by rounding.
 CASES: dict[str, dict[str, Any]] = {
     "one by one": {"slack": 1, "n_head_kv": 2},
     "few": {"slack": 8, "n_head_kv": 2},
     "a group of many": {"slack": 12, "n_head_kv": 2},
     "groups of many": {"slack": 24, "n_head_kv": 1},
     "heads of 20": {"slack": 12, "n_head_kv": 2, "head_size": 20},
-    # of more heads few texts have no close choice
+    # with more heads few texts have no close choice
     "heads of 96": {"slack": 12, "n_head": 2, "n_head_kv": 1, "head_size": 96},
     "re-based": {"slack": 12, "n_head_kv": 2, "n_pos": 160},
     "re-based one by one": {"slack": 1, "n_head_kv": 2, "n_pos": 160},
@@ -60,7 +60,7 @@ CASES: dict[str, dict[str, Any]] = {
     "with queries of the policy": {"slack": 12, "n_head_kv": 2, "policy": "snap:queries=8,pool=3"},
     "with all keys": {"slack": 12, "n_head_kv": 2, "policy": in_research("keydiff:KeyDiff")},
 }
-# So long that of its heads only one in four looks for rows at the end.
+# Long enough that at the end only one in four heads searches.
 LONG = {"slack": 40, "n_head_kv": 4, "policy": in_research("keydiff:KeyDiff")}
 
 
@@ -83,7 +83,7 @@ def models(path: Path, case: dict[str, Any], **settings: Any) -> tuple[Reference
         **case,
     )
     mine: dict[str, Any] = {
-        "hh": HEAVY + recall,  # found rows are of the same sum
+        "hh": HEAVY + recall,  # retrieved rows belong to the same sum
         "recent": RECENT,
         "recall": recall,
         "recall_type": "f32",
@@ -98,7 +98,7 @@ def found_weights(llm: Llama, n_tokens: int) -> FloatArray:
     return np.array(llm.text.cache.found(n_tokens))
 
 
-def assert_finds(llm: Llama, steps: list[Step]) -> None:
+def assert_retrieves(llm: Llama, steps: list[Step]) -> None:
     for step in steps:
         do_step(llm, step)
         mine = llm.scores[llm.n_tokens - len(step.tokens) : llm.n_tokens]
@@ -110,36 +110,36 @@ def assert_finds(llm: Llama, steps: list[Step]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[name.replace(" ", "-") for name in CASES])
-def test_tokens_find_what_the_reference_finds(
+def test_retrieved_rows_equal_the_reference(
     tmp_path: Path, rng: np.random.Generator, case: str
 ) -> None:
-    """Also where the end of a text is taken back, with every kernel and with ggml's ops."""
+    """Also after a tail is removed, with every kernel and with ggml's ops."""
     path = tmp_path / "tiny.gguf"
     reference, llm = models(path, CASES[case])
     size = reference.eviction.slack if reference.eviction else 1
     sizes = [size] * max(130 // size, 5)
-    # not a whole batch, for which native scores would be as if it had never been
+    # not a whole batch, whose native scores would be reset
     sizes += [-3, size, size, -5, *[size] * (60 // size)] if size > 8 else [size] * 5
     steps, reference = clear_steps(reference, rng, sizes)
-    # a token alone finds a quarter
+    # a single token retrieves a quarter
     assert reference.found.positions.shape[-1] == (RECALL if size > 1 else -(-RECALL // 4))
     assert steps[-1].found_share > 0.01
     with llm:
-        assert_finds(llm, steps)
+        assert_retrieves(llm, steps)
     for attention in exact_kernels(path):
         _, llm = models(path, CASES[case], attention=attention)
         with llm:
-            assert_finds(llm, steps)
+            assert_retrieves(llm, steps)
     _, llm = models(path, CASES[case], attention="ops", flash_attn=False)
     with llm:
-        assert_finds(llm, steps)
+        assert_retrieves(llm, steps)
 
 
 @pytest.mark.parametrize("case", ["few", "groups of many", "re-based", "packed", "with all keys"])
-def test_what_is_forgotten_is_not_found(
+def test_dropped_rows_are_not_retrieved(
     tmp_path: Path, rng: np.random.Generator, case: str
 ) -> None:
-    """Whether it was in the archive already or not; rows beside it are, as in the reference."""
+    """Whether they were archived already or not; adjacent rows are, as in the reference."""
     path = tmp_path / "tiny.gguf"
     reference, llm = models(path, CASES[case])
     assert reference.eviction is not None
@@ -149,7 +149,7 @@ def test_what_is_forgotten_is_not_found(
         reference, rng, [*[size] * (n // size), (50, n - 4), *many, (20, 30), *many, *many]
     )
     with llm:
-        assert_finds(llm, steps)
+        assert_retrieves(llm, steps)
         llm.text.cache.reset_found()
         llm.eval(random_tokens(rng, 3))
         found = np.flatnonzero(found_weights(llm, n + 20))
@@ -161,10 +161,10 @@ PINS = [(10, 14), (61, 66), (100, 102)]
 
 
 @pytest.mark.parametrize("case", ["heads of 20", "re-based", "packed"])
-def test_pinned_rows_come_back_as_in_the_reference(
+def test_pins_restore_rows_from_the_archive_as_in_the_reference(
     tmp_path: Path, rng: np.random.Generator, case: str
 ) -> None:
-    """At once, in every head, each at a position of its own, and they stay."""
+    """Immediately, in every head, each at its own position, and they stay."""
     path = tmp_path / "tiny.gguf"
     reference, llm = models(path, CASES[case])
     assert reference.eviction is not None
@@ -174,13 +174,13 @@ def test_pinned_rows_come_back_as_in_the_reference(
     after, reference = clear_steps(reference, rng, [size] * (30 // size))
     pinned = [position for start, end in PINS for position in range(start, end)]
     with llm:
-        assert_finds(llm, before)
+        assert_retrieves(llm, before)
         assert not np.isin(pinned, llm.kv_rows(0)[0]).all()
         llm.pin_spans(PINS)
         for layer in range(len(after[0].rows)):
             for positions in llm.kv_rows(layer)[0]:
                 assert np.isin(pinned, positions).all()
-        assert_finds(llm, after)
+        assert_retrieves(llm, after)
         copy, n_tokens = llm.save_state(), llm.n_tokens
         llm.eval([1, 2, 3])
         logits = llm.scores[n_tokens : n_tokens + 3].copy()
@@ -189,17 +189,21 @@ def test_pinned_rows_come_back_as_in_the_reference(
         np.testing.assert_array_equal(llm.scores[n_tokens : n_tokens + 3], logits)
 
 
-def test_heads_that_gain_most_look_for_the_others(tmp_path: Path, rng: np.random.Generator) -> None:
-    """As in the reference, but for choices that are too close; states and marks know who looks."""
+def test_the_heads_that_gain_most_search_for_the_others(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """As in the reference, except for close choices; states and marks keep the searching heads."""
     path = tmp_path / "tiny.gguf"
     reference, _ = models(path, LONG)
     tokens: list[int] = rng.integers(0, N_VOCAB, 680).tolist()
     expected = np.concatenate(
         [read(reference, np.array(tokens[at : at + 40])) for at in range(0, 680, 40)]
     )
-    heads, finds = reference._heads, reference.found.positions[0]
-    assert heads.looks is not None
-    assert (finds >= 0).sum(axis=1).tolist() == np.where(heads.looks[0], 4 * RECALL, 0).tolist()
+    heads, retrieved = reference._heads, reference.found.positions[0]
+    assert heads.searching is not None
+    assert (retrieved >= 0).sum(axis=1).tolist() == np.where(
+        heads.searching[0], 4 * RECALL, 0
+    ).tolist()
     for attention in ("auto", *exact_kernels(path), "ops"):
         _, llm = models(path, LONG, attention=attention, flash_attn=attention != "ops")
         with llm:
@@ -219,7 +223,7 @@ def test_heads_that_gain_most_look_for_the_others(tmp_path: Path, rng: np.random
             one.text.cache.mark()
             for _ in range(2):
                 assert one.text.remove_tail(570)
-                one.eval(tokens[570:598])  # measured to the end
+                one.eval(tokens[570:598])  # all heads are measured
                 one.eval(tokens[598:602])
                 logits.append(one.scores[570:602].copy())
             assert np.array_equal(*logits)
@@ -228,10 +232,10 @@ def test_heads_that_gain_most_look_for_the_others(tmp_path: Path, rng: np.random
 
 
 @pytest.mark.parametrize("n_rows", [45, 40])
-def test_all_heads_read_what_was_looked_at_most(
+def test_all_heads_attend_to_the_most_retrieved_rows(
     tmp_path: Path, rng: np.random.Generator, n_rows: int
 ) -> None:
-    """A passage, where there are rows for it, as in the reference; states and marks know which."""
+    """A passage, if rows are free, as in the reference; states and marks keep the passage."""
     path, case = tmp_path / "tiny.gguf", LONG | {"recall": n_rows}
     reference, _ = models(path, case, n_ctx=256)
     sizes = [40] * 20 + [1] * 6 + [40] + [1] * 6
@@ -243,9 +247,9 @@ def test_all_heads_read_what_was_looked_at_most(
         alone = reference._heads.focus.size
         assert alone == (size == 1 and n_rows == 45)
     found = (reference.found.positions[0] >= 0).sum(axis=1)
-    looks = reference._heads.looks
-    assert looks is not None
-    assert ((found[~looks[0]] > 8) == (n_rows == 45)).all()
+    searching = reference._heads.searching
+    assert searching is not None
+    assert ((found[~searching[0]] > 8) == (n_rows == 45)).all()
     for attention in ("auto", *exact_kernels(path), "ops"):
         _, llm = models(path, case, n_ctx=256, attention=attention, flash_attn=attention != "ops")
         with llm:
@@ -273,7 +277,7 @@ def test_all_heads_read_what_was_looked_at_most(
 
 
 # -------------------------------------------------------------------------------------------------
-# Nothing is forgotten where all is found
+# Retrieving all rows
 # -------------------------------------------------------------------------------------------------
 
 ARCHITECTURES = (
@@ -298,7 +302,7 @@ def logits_of_the_full_cache(path: Path, tokens: list[int]) -> FloatArray:
     return logits
 
 
-def assert_forgets_nothing(
+def assert_equals_the_full_cache(
     path: Path,
     tokens: list[int],
     *,
@@ -306,7 +310,7 @@ def assert_forgets_nothing(
     sizes: tuple[int, ...] = (1, 12, 40),
     **settings: Any,
 ) -> None:
-    """With more found than there is, the logits of the full cache, however a text is cut."""
+    """With more rows to retrieve than exist, logits equal the full cache for any chunks."""
     expected = logits_of_the_full_cache(path, tokens)
     budget: dict[str, Any] = {"hh": HEAVY + 400, "recent": RECENT, "slack": 40, "recall": 400}
     for size in sizes:
@@ -326,26 +330,28 @@ def assert_forgets_nothing(
     ("arch", "attention"),
     [*product(ARCHITECTURES, ("auto", "ops")), ("llama", "ops without flash attention")],
 )
-def test_with_all_found_it_is_the_full_cache(
+def test_retrieving_all_rows_equals_the_full_cache(
     tmp_path: Path, rng: np.random.Generator, arch: str, attention: str
 ) -> None:
-    """Of every way to rotate, to norm and to scale: the oracle is llama.cpp's own cache."""
+    """For all kinds of rotation, normalization and scaling: the oracle is llama.cpp's cache."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, arch_variant=arch, n_ctx_train=4096)
     tokens: list[int] = rng.integers(3, N_VOCAB, 170).tolist()
     kind, _, without = attention.partition(" ")
-    # flash attention of ggml rounds rows to f16
+    # ggml's flash attention rounds rows to f16
     atol = 0.02 if attention == "ops" or arch == "capped" else 3e-4
-    assert_forgets_nothing(path, tokens, atol=atol, attention=kind, flash_attn=not without)
+    assert_equals_the_full_cache(path, tokens, atol=atol, attention=kind, flash_attn=not without)
 
 
 @pytest.mark.parametrize("head_size", [20, 24, 32, 80, 128])
-def test_heads_of_any_size(tmp_path: Path, rng: np.random.Generator, head_size: int) -> None:
+def test_heads_of_any_size_are_searched(
+    tmp_path: Path, rng: np.random.Generator, head_size: int
+) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, head_size=head_size)
     tokens: list[int] = rng.integers(3, N_VOCAB, 130).tolist()
-    assert_forgets_nothing(path, tokens, sizes=(12,))
+    assert_equals_the_full_cache(path, tokens, sizes=(12,))
 
 
-def test_heads_that_have_no_codes_are_refused(tmp_path: Path) -> None:
+def test_heads_that_cannot_be_coded_are_refused(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, head_size=18)
     with pytest.raises(SettingsError, match=r"not a multiple of 4: .*--recall 0"):
         tiny_llama(path, hh=HEAVY, recent=RECENT, recall=8, n_ctx=128)
@@ -369,7 +375,7 @@ ROUNDING = {"f32": 1e-4, "f16": 0.01, "q8_0": 0.06, "q4_0": 0.6}
         ("q8_0", "f32"),
     ],
 )
-def test_rounded_rows_are_found(
+def test_rounded_rows_are_retrieved(
     tmp_path: Path, rng: np.random.Generator, kv_type: str, archive_type: str, attention: str
 ) -> None:
     """Heads of 64 elements, which quantised caches mix and archives do not."""
@@ -392,18 +398,18 @@ def test_rounded_rows_are_found(
             llm.eval(tokens)
             errors.append(np.abs(llm.scores[60:170] - expected).mean() / np.abs(expected).mean())
     assert errors[0] < max(ROUNDING[kv_type], ROUNDING[archive_type])
-    assert errors[1] > errors[0]  # the rows that were found matter
+    assert errors[1] > errors[0]  # the retrieved rows matter
 
 
 # -------------------------------------------------------------------------------------------------
-# What stays as it was
+# Unchanged behaviour
 # -------------------------------------------------------------------------------------------------
 
 
-def test_until_something_is_evicted_an_archive_changes_nothing(
+def test_before_any_eviction_an_archive_changes_nothing(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    """Invariant 10, but for the rounding of blocks of other queries."""
+    """Invariant 10, except for rounding in blocks of other queries."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3)
     tokens: list[int] = rng.integers(0, N_VOCAB, 50).tolist()
     settings: dict[str, Any] = {"recent": RECENT, "slack": 20, "logits_all": True, "n_ctx": 128}
@@ -423,8 +429,10 @@ def test_until_something_is_evicted_an_archive_changes_nothing(
         assert (plain.kv.archived, plain.kv.bytes_archive, plain.kv.n_looked) == (0, 0, 0)
 
 
-def test_any_number_of_threads_finds_the_same(tmp_path: Path, rng: np.random.Generator) -> None:
-    """Bit for bit with as many slots: threads that come or go during a text change nothing."""
+def test_any_number_of_threads_retrieves_the_same_rows(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Bit for bit with any number of slots: threads may start or stop during a text."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3)
     tokens: list[int] = rng.integers(0, N_VOCAB, 400).tolist()
     logits = []
@@ -460,16 +468,15 @@ def test_memory_does_not_grow(tmp_path: Path, rng: np.random.Generator) -> None:
             sizes.add((kv.bytes_k, kv.bytes_v, kv.bytes_scores, kv.cells))
         assert len(sizes) == 1
         assert llm.kv.rebases > 3
-        # all that was there at the last compaction but for the recent rows, which stay
+        # all rows at the last compaction except the recent rows, which stay
         assert not llm.text.can_remove_tail(llm.kv.archived)
         assert llm.text.can_remove_tail(llm.kv.archived + 1)
 
 
-def test_an_archive_of_limited_size(
+def test_a_limited_archive_drops_its_oldest_pages(
     tmp_path: Path, rng: np.random.Generator, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """The oldest pages go, which is said once, and are counted; a state of what is left goes on as
-    the text does."""
+    """The drop is reported once and counted; a state of the remaining pages resumes."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=8, n_ctx_train=160)
     settings: dict[str, Any] = {"hh": HEAVY + RECALL, "recent": RECENT, "slack": 12}
     settings |= {"recall": RECALL, "recall_mib": 2, "recall_type": "f32", "n_ctx": 128}
@@ -489,7 +496,7 @@ def test_an_archive_of_limited_size(
         np.testing.assert_array_equal(llm.scores[2400:2500], other.scores[2400:2500])
 
 
-def test_a_new_text_finds_nothing_of_the_one_before(
+def test_a_new_text_retrieves_nothing_of_the_previous_text(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3)

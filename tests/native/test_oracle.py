@@ -1,4 +1,4 @@
-"""The native library against the NumPy reference: same rows, scores and logits at every step."""
+"""The native library against the NumPy reference: equal rows, scores and logits at every step."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def llama_of(
 def test_every_step_equals_the_reference(
     tmp_path: Path, rng: np.random.Generator, slack: int, ubatch: int, n_head_kv: int
 ) -> None:
-    """With every way to compute attention that this machine has."""
+    """With every attention implementation of this machine."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=N_LAYER, n_head_kv=n_head_kv)
     steps, reference = clear_steps(reference_of(path, slack), rng, [ubatch] * (320 // ubatch))
     for attention in ("auto", "ops", *exact_kernels(path)):
-        # ggml's op for flash attention rounds f32 rows to f16
+        # ggml's flash attention rounds f32 rows to f16
         with llama_of(
             path,
             slack=slack,
@@ -65,14 +65,14 @@ def test_every_step_equals_the_reference(
 
 
 @pytest.mark.parametrize(("n_head", "n_head_kv"), [(16, 8), (9, 3)])
-def test_probabilities_that_are_computed_in_parts(
+def test_probabilities_computed_in_parts_equal_the_reference(
     tmp_path: Path, rng: np.random.Generator, n_head: int, n_head_kv: int
 ) -> None:
-    """Of a long prompt those beside flash attention are, a few KV heads at a time."""
+    """The probabilities of a long prompt, alongside flash attention, a few KV heads at a time."""
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf",
         seed=3,
-        n_layer=1,  # flash attention rounds what the next layer reads
+        n_layer=1,  # flash attention rounds the input of the next layer
         n_head=n_head,
         n_head_kv=n_head_kv,
         head_size=16,
@@ -99,7 +99,7 @@ def test_probabilities_that_are_computed_in_parts(
 
 
 @pytest.mark.parametrize("policy", ["h2o-far", "roco", "snap", in_research("expected:Expected")])
-def test_the_graph_of_a_deep_model_has_room_for_all_parts(tmp_path: Path, policy: str) -> None:
+def test_the_graph_of_a_deep_model_fits_all_parts(tmp_path: Path, policy: str) -> None:
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf", seed=3, n_layer=32, n_head=16, n_head_kv=16, head_size=16
     )
@@ -140,12 +140,12 @@ def test_rounded_rows_stay_close_to_the_reference(
     rounding: float,
     least_shared: float,
 ) -> None:
-    """Logits (std 1) are equal but for rounding, until rounding decides a close choice.
+    """Logits (std 1) are equal up to rounding until rounding decides a close choice.
 
-    From then on most kept rows are still shared, and so most of the logits.
+    After that most kept rows are still the same, and so are most logits.
     """
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=N_LAYER)
-    # At most one compaction in each part, so that no other choice goes by unseen.
+    # At most one compaction in each part, so that every choice is seen.
     slack = ubatch = 7
     reference = reference_of(path, slack)
     llm = llama_of(

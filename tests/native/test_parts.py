@@ -1,4 +1,4 @@
-"""Parts of the native library that know nothing of tensors, on their own."""
+"""Parts of the native library without tensors, tested separately."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parts() -> ctypes.CDLL:
     return compile_library("parts", sources)
 
 
-# ---- the choice ----
+# ---- selection ----
 
 
 def native_select(
@@ -42,7 +42,7 @@ def native_select(
     spans: Sequence[tuple[int, int]] = (),
     starts: Sequence[int] = (),
 ) -> npt.NDArray[np.int64]:
-    """The indices of the rows that stay."""
+    """Return the indices of the kept rows."""
     keep = np.full(scores.size, 9, dtype=np.uint8)
     native_spans, native_starts = int32s(spans), int32s(starts)
     native_positions = int32s(positions)
@@ -80,8 +80,8 @@ def test_native_and_reference_keep_the_same_rows(parts: ctypes.CDLL, cases: Case
         )
 
 
-def test_a_plan_is_made_only_where_every_row_has_a_place(parts: ctypes.CDLL, cases: Cases) -> None:
-    """More rows that must stay than may would be moved past the end of the lists."""
+def test_a_plan_is_refused_unless_every_row_has_a_cell(parts: ctypes.CDLL, cases: Cases) -> None:
+    """More mandatory rows than cells would be moved past the end of the lists."""
     for _, rng in cases(range(100)):
         n_heads, n_cells = int(rng.integers(1, 5)), int(rng.integers(1, 40))
         n_keep = int(rng.integers(0, n_cells + 1))
@@ -98,12 +98,12 @@ def test_a_plan_is_made_only_where_every_row_has_a_place(parts: ctypes.CDLL, cas
 
 # ---- rotary positions ----
 
-# Position, and number, width and height of a picture; a width of 0: of none.
+# Position, and index, width and height of a picture; width 0 means text.
 Token = tuple[int, int, int, int]
 
 
 def random_text(rng: np.random.Generator) -> list[Token]:
-    """Text and pictures; now and then the end is taken back, and the text goes on otherwise."""
+    """Return text and pictures; sometimes the tail is removed and replaced."""
     tokens: list[Token] = []
     position = 0
     for _ in range(int(rng.integers(1, 9))):
@@ -123,12 +123,12 @@ def random_text(rng: np.random.Generator) -> list[Token]:
 
 
 def rotary(tokens: Sequence[Token]) -> list[int]:
-    """Of every token that is left, and of the next one."""
+    """Return the rotation of every remaining token and of the next token."""
     places: list[tuple[int, int, int]] = []
     for position, *place in tokens:
         places[position:] = [(place[0], place[1], place[2])]
     result: list[int] = []
-    now = n = 0  # behind n tokens of a picture
+    now = n = 0  # after n tokens of a picture
     for i, place in enumerate(places):
         goes_on = n > 0 and place == (places[i - 1][0] + 1, *places[i - 1][1:])
         if not goes_on:
@@ -139,8 +139,10 @@ def rotary(tokens: Sequence[Token]) -> list[int]:
     return [*result, now + (min(n, max(places[-1][1:])) if n else 0)]
 
 
-def test_positions_count_pictures_by_their_longer_side(parts: ctypes.CDLL, cases: Cases) -> None:
-    """And re-bases keep distances, but for rows that would get below 0: these are packed."""
+def test_rotary_positions_count_pictures_by_their_longer_side(
+    parts: ctypes.CDLL, cases: Cases
+) -> None:
+    """Re-bases keep distances, except for rows that would get below 0: these are packed."""
     for _, rng in cases(range(400)):
         tokens = random_text(rng)
         expected = rotary(tokens)
@@ -158,7 +160,7 @@ def test_positions_count_pictures_by_their_longer_side(parts: ctypes.CDLL, cases
         pairs = [each for a, n in zip(lists, sizes, strict=True) for each in (pointer(a), n)]
         parts.place_rows(*pairs, pointer(places))
         assert places[-1] == expected[-1] - back
-        behind: dict[int, int] = {}  # places by what they were
+        behind: dict[int, int] = {}  # cells by their previous content
         for cell, place in zip(cells, places[:-1].tolist(), strict=True):
             at = expected[cell]
             assert behind.setdefault(at, place) == place >= max(0, at - back)
@@ -173,14 +175,14 @@ def test_positions_count_pictures_by_their_longer_side(parts: ctypes.CDLL, cases
 
 
 def reason_against(parts: ctypes.CDLL, text: str) -> str:
-    """Why there is no such policy; "" if there is one."""
+    """Return why a policy is refused, or ""."""
     result = ctypes.create_string_buffer(1000)
     parts.read_policy(text.encode(), result, 999)
     return result.value.decode()
 
 
 def random_policy(kind: type[Policy], rng: np.random.Generator) -> Policy:
-    """With random parameters of all sizes, within their limits."""
+    """Return a policy with random parameters of all sizes within their limits."""
     values: dict[str, Any] = {}
     for item in fields(kind):
         if isinstance(item.default, int):
@@ -192,7 +194,7 @@ def random_policy(kind: type[Policy], rng: np.random.Generator) -> Policy:
     return kind(**values)
 
 
-def test_every_policy_of_python_is_there(parts: ctypes.CDLL, cases: Cases) -> None:
+def test_the_library_accepts_every_python_policy(parts: ctypes.CDLL, cases: Cases) -> None:
     for kind, rng in cases([*NATIVE_POLICIES] * 20):
         policy = random_policy(kind, rng).for_budget(100)
         assert POLICIES[policy.full_text.partition(":")[0]] is kind
@@ -218,5 +220,5 @@ def test_every_policy_of_python_is_there(parts: ctypes.CDLL, cases: Cases) -> No
         ),
     ],
 )
-def test_texts_without_a_policy_are_refused(parts: ctypes.CDLL, text: str, reason: str) -> None:
+def test_invalid_policy_texts_are_refused(parts: ctypes.CDLL, text: str, reason: str) -> None:
     assert reason_against(parts, text).startswith(f"policy {text.partition(':')[0]}: {reason}")

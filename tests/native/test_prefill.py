@@ -1,4 +1,4 @@
-"""Reading a prompt in full in a larger cache, which is compacted once."""
+"""Exact prefill: a prompt is read in a larger cache, which is compacted once."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ exact = partial(tiny_llama, logits_all=True, prefill="exact", **SMALL)
 
 
 @pytest.mark.parametrize("attention", ["auto", "ops"])
-def test_it_equals_the_reference(path: Path, rng: np.random.Generator, attention: str) -> None:
-    """The reference reads the prompt with so much slack that nothing goes, and then evicts."""
+def test_exact_prefill_equals_the_reference(
+    path: Path, rng: np.random.Generator, attention: str
+) -> None:
+    """The reference reads the prompt with enough slack that nothing is evicted, and then evicts."""
     budget = {"heavy": 40, "recent": 30, "pinned": 2}
     clear = False
     while not clear:
@@ -43,7 +45,7 @@ def test_it_equals_the_reference(path: Path, rng: np.random.Generator, attention
     np.testing.assert_allclose(llm.scores[:N_PROMPT], expected, atol=2e-4, rtol=0)
     assert_same_rows(llm.kv_rows, rows_of(reference), scores=1e-3)
     assert (llm.kv.used, llm.kv.compactions, llm.kv.cells) == (72, 1, 256)
-    # and the text goes on from there as the reference's
+    # and the text continues from there as in the reference
     more = random_tokens(rng, 40)
     np.testing.assert_allclose(_logits(llm, more), read(reference, more), atol=2e-4, rtol=0)
 
@@ -55,10 +57,10 @@ def _logits(llm: Llama, tokens: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 @pytest.mark.parametrize("flash_attn", [False, True])
-def test_it_equals_a_cache_with_so_much_slack(
+def test_exact_prefill_equals_a_cache_with_as_much_slack(
     path: Path, rng: np.random.Generator, kv_type: str, flash_attn: bool
 ) -> None:
-    """In every layout: that cache compacts with the next token, when the other has done so."""
+    """In every layout: that cache compacts at the next token, after the other has done so."""
     types: dict[str, Any] = {**stored_as(kv_type), "flash_attn": flash_attn, "n_batch": 50}
     llm = exact(path, **types)
     roomy = {**SMALL, "n_ctx": 1024, "slack": N_PROMPT - 72}
@@ -76,7 +78,7 @@ def test_it_equals_a_cache_with_so_much_slack(
     assert_same_rows(llm.kv_rows, [large.kv_rows(layer) for layer in range(N_LAYER)], scores=1e-3)
 
 
-def test_what_fits_is_read_as_ever(path: Path, rng: np.random.Generator) -> None:
+def test_a_prompt_that_fits_is_read_normally(path: Path, rng: np.random.Generator) -> None:
     llm = exact(path)
     plain = tiny_llama(path, logits_all=True, **SMALL)
     for n in (80, 1, 30):
@@ -84,7 +86,7 @@ def test_what_fits_is_read_as_ever(path: Path, rng: np.random.Generator) -> None
         np.testing.assert_array_equal(_logits(llm, tokens), _logits(plain, tokens))
 
 
-def test_memory_is_given_back(path: Path, rng: np.random.Generator) -> None:
+def test_memory_is_released(path: Path, rng: np.random.Generator) -> None:
     llm = exact(path)
     before = llm.kv
     seen: list[int] = []
@@ -94,8 +96,8 @@ def test_memory_is_given_back(path: Path, rng: np.random.Generator) -> None:
     assert llm.kv.bytes_total == before.bytes_total
 
 
-def test_a_long_message_in_a_long_text(path: Path, rng: np.random.Generator) -> None:
-    """Rows that are in the cache stay in it while the message is read, pins and all."""
+def test_a_long_message_keeps_the_rows_of_a_long_text(path: Path, rng: np.random.Generator) -> None:
+    """Cached and pinned rows stay in the cache while the message is read."""
     llm = exact(path)
     llm.eval(random_tokens(rng, 90))
     llm.text.cache.pin(9)
@@ -116,7 +118,9 @@ def test_a_long_message_in_a_long_text(path: Path, rng: np.random.Generator) -> 
     np.testing.assert_array_equal(_logits(llm, more), expected)
 
 
-def test_text_beyond_the_trained_context(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_prompt_beyond_the_trained_context_is_read(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=6, n_layer=N_LAYER, n_ctx_train=800)
     llm = exact(path, n_ctx=800)
     with pytest.raises(SettingsError, match=r"801 rows, more than the 800 positions"):
@@ -128,9 +132,7 @@ def test_text_beyond_the_trained_context(tmp_path: Path, rng: np.random.Generato
     assert np.isfinite(llm.scores[: llm.n_tokens]).all()
 
 
-def test_too_little_memory_is_refused_before_anything_is_read(
-    path: Path, rng: np.random.Generator
-) -> None:
+def test_too_little_memory_is_refused_before_reading(path: Path, rng: np.random.Generator) -> None:
     llm = exact(path, n_ctx=100_000, hh=40, prefill_mib=1)
     llm.eval(random_tokens(rng, 20))
     with pytest.raises(SettingsError, match=r"needs \d+ MiB, more than the 1 that .* stream"):
@@ -138,7 +140,7 @@ def test_too_little_memory_is_refused_before_anything_is_read(
     assert (llm.n_tokens, llm.kv.used) == (20, 20)
 
 
-def test_an_error_while_reading_leaves_a_text_that_goes_on(
+def test_a_text_continues_after_an_error_during_reading(
     path: Path, rng: np.random.Generator
 ) -> None:
     llm = exact(path, n_batch=100)
@@ -161,7 +163,7 @@ def test_an_error_while_reading_leaves_a_text_that_goes_on(
 
 
 @pytest.mark.parametrize("begins_anew", [False, True])
-def test_memory_that_could_not_be_given_back_is_given_back_later(
+def test_memory_that_could_not_be_released_is_released_later(
     path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, begins_anew: bool
 ) -> None:
     llm, other = exact(path), exact(path)
@@ -190,14 +192,14 @@ def test_memory_that_could_not_be_given_back_is_given_back_later(
     np.testing.assert_array_equal(llm.scores[end], other.scores[end])
 
 
-def test_wrong_settings(path: Path) -> None:
+def test_invalid_settings_are_refused(path: Path) -> None:
     with pytest.raises(SettingsError, match="give one of stream, exact"):
         exact(path, prefill="whole")
     with pytest.raises(SettingsError, match="prefill_mib is 0"):
         exact(path, prefill_mib=0)
 
 
-def test_the_native_functions_refuse_what_makes_no_sense(path: Path) -> None:
+def test_the_native_functions_refuse_invalid_arguments(path: Path) -> None:
     llm = exact(path)
     kv = llm.text.cache
     assert kv is not None

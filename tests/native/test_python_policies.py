@@ -1,4 +1,4 @@
-"""A policy in Python: in every program the reference's rows, and its errors, come out."""
+"""A policy in Python keeps the reference's rows everywhere, and its errors are reported."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ MODEL: dict[str, Any] = {"seed": 3, "n_layer": N_LAYER, "n_ctx_train": N_POS}
 
 
 @dataclass(frozen=True)
-class Often(Policy):
-    """All that there is to see goes into the score."""
+class LastQueries(Policy):
+    """Uses every available input in its score."""
 
     needs: ClassVar[tuple[Need, ...]] = NEEDS
 
@@ -70,7 +70,7 @@ class OfOwn(Policy):
 
 @pytest.fixture
 def in_a_file(tmp_path: Path) -> str:
-    # under a name that a module of Python has
+    # same name as a standard module
     file = tmp_path / "random.py"
     file.write_text(IN_A_FILE)
     return f"{file}:OfOwn"
@@ -91,10 +91,10 @@ def reference_of(path: Path, policy: Policy | str) -> ReferenceLlama:
 
 @pytest.mark.parametrize("attention", ["auto", "ops"])
 @pytest.mark.parametrize("is_file", [False, True], ids=["of a test", "of a file"])
-def test_a_policy_equals_the_reference(
+def test_a_python_policy_equals_the_reference(
     path: Path, rng: np.random.Generator, in_a_file: str, is_file: bool, attention: Attention
 ) -> None:
-    policy = f"{in_a_file}:power=0.7" if is_file else Often(power=0.7)
+    policy = f"{in_a_file}:power=0.7" if is_file else LastQueries(power=0.7)
     steps, reference = clear_steps(reference_of(path, policy), rng, [5] * 42, margin=2e-6)
     llm = llama_of(path, policy, attention=attention, n_ubatch=5, flash_attn=attention != "ops")
     assert_same_steps(llm, steps, logits=5e-4, scores=2e-4)
@@ -104,7 +104,7 @@ def test_a_policy_equals_the_reference(
 
 
 @pytest.mark.parametrize("policy", NATIVE_POLICIES)
-def test_python_chooses_as_the_library_does(
+def test_python_selects_rows_as_the_library_does(
     path: Path, rng: np.random.Generator, policy: type[Policy]
 ) -> None:
     """A subclass is another policy, which no library computes."""
@@ -117,8 +117,8 @@ def test_python_chooses_as_the_library_does(
     np.testing.assert_array_equal(mine.scores[199], native.scores[199])
 
 
-class Noted(Often):
-    """Keeps what it has seen."""
+class Recording(LastQueries):
+    """Records its inputs."""
 
     seen: ClassVar[list[HeadRows]] = []
 
@@ -129,18 +129,18 @@ class Noted(Often):
 
 @pytest.fixture
 def seen() -> Iterator[list[HeadRows]]:
-    Noted.seen.clear()
-    yield Noted.seen
-    Noted.seen.clear()
+    Recording.seen.clear()
+    yield Recording.seen
+    Recording.seen.clear()
 
 
-def test_a_policy_sees_what_it_sees_in_the_reference(
+def test_a_policy_gets_the_same_inputs_as_in_the_reference(
     path: Path, rng: np.random.Generator, seen: list[HeadRows]
 ) -> None:
-    steps, _ = clear_steps(reference_of(path, Noted()), rng, [5] * 24, margin=2e-6)
+    steps, _ = clear_steps(reference_of(path, Recording()), rng, [5] * 24, margin=2e-6)
     seen.clear()
-    reference = reference_of(path, Noted())
-    llm = llama_of(path, Noted(), n_ubatch=5)
+    reference = reference_of(path, Recording())
+    llm = llama_of(path, Recording(), n_ubatch=5)
     llm.text.cache.pin(2)
     reference.pin(2)
     for step in steps:
@@ -165,12 +165,12 @@ def test_a_policy_sees_what_it_sees_in_the_reference(
     ("variant", "kv_type"),
     [*product(("llama", "neox", "partial"), ("f32", "q8_0")), ("mla", "f32")],
 )
-def test_keys_of_one_token_differ_by_their_rotation(
+def test_keys_of_one_token_differ_only_by_rotation(
     tmp_path: Path, seen: list[HeadRows], variant: str, kv_type: str
 ) -> None:
-    """Whatever elements a model rotates in pairs, and however the cache has mixed them."""
+    """For any pairing of elements, and any mixing by the cache."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, arch_variant=variant, head_size=32)
-    llm = llama_of(path, Noted(), **stored_as(kv_type))
+    llm = llama_of(path, Recording(), **stored_as(kv_type))
     llm.eval([7] * 40)
     rows = next(each for each in seen if each.layer == 0)
     turns = np.exp(1j * (rows.positions - rows.positions[0])[:, None] * rows.rope_frequencies)
@@ -186,7 +186,7 @@ def test_keys_of_one_token_differ_by_their_rotation(
 
 @dataclass(frozen=True)
 class Failing(Policy):
-    """Fails from a position of the text on, as long as it is told to."""
+    """Fails from a position of the text on, while enabled."""
 
     error: ClassVar[Callable[[], BaseException] | None] = None
 
@@ -211,10 +211,10 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Errors:
 @pytest.mark.parametrize(
     "error", [ZeroDivisionError("by nothing"), KeyboardInterrupt(), RuntimeError("of a policy")]
 )
-def test_what_a_policy_raises_comes_out(
+def test_an_exception_of_a_policy_is_raised(
     path: Path, rng: np.random.Generator, failing: Errors, error: BaseException
 ) -> None:
-    """And the text goes on as if nothing had happened."""
+    """The text continues as if nothing had happened."""
     tokens = random_tokens(rng, 120)
     llm, other = (llama_of(path, Failing()) for _ in range(2))
     failing(lambda: error)
@@ -230,7 +230,7 @@ def test_what_a_policy_raises_comes_out(
     np.testing.assert_array_equal(llm.scores[119], other.scores[119])
 
 
-def test_what_a_policy_raises_comes_out_of_a_larger_cache(
+def test_an_exception_of_a_policy_is_raised_from_a_larger_cache(
     path: Path, rng: np.random.Generator, failing: Errors
 ) -> None:
     tokens = random_tokens(rng, 90)
@@ -245,10 +245,10 @@ def test_what_a_policy_raises_comes_out_of_a_larger_cache(
     np.testing.assert_array_equal(llm.scores[90], other.scores[90])
 
 
-def test_what_a_policy_raises_comes_out_of_pins(
+def test_an_exception_of_a_policy_is_raised_from_pins(
     path: Path, rng: np.random.Generator, failing: Errors
 ) -> None:
-    """Which bring rows back from the archive."""
+    """Pins restore rows from the archive."""
     llm = llama_of(path, Failing(), recall=4)
     llm.eval(random_tokens(rng, 80))
     failing(lambda: ZeroDivisionError("by nothing"))
@@ -288,7 +288,7 @@ class Wrong(Policy):
         (lambda n: np.where(np.arange(n) == 5, np.nan, 0), "returns 1 scores of 30"),
     ],
 )
-def test_scores_that_are_none_are_refused(
+def test_invalid_scores_are_refused(
     path: Path,
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
@@ -304,7 +304,7 @@ def test_scores_that_are_none_are_refused(
         read(reference_of(path, Wrong()), tokens)
 
 
-def test_scores_of_rows_that_stay_anyway_do_not_matter(
+def test_scores_of_mandatory_rows_are_ignored(
     path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def of_old(n: int) -> FloatArray:
@@ -319,7 +319,7 @@ def test_scores_of_rows_that_stay_anyway_do_not_matter(
 # ---- many texts ----
 
 
-def test_a_text_that_a_policy_fails_for_stops_no_other(
+def test_a_text_whose_policy_fails_does_not_stop_others(
     path: Path, rng: np.random.Generator, failing: Errors
 ) -> None:
     failing(lambda: ZeroDivisionError("by nothing"))
@@ -342,13 +342,13 @@ def test_a_text_that_a_policy_fails_for_stops_no_other(
 
 
 def test_a_state_of_another_policy_is_refused(path: Path, in_a_file: str) -> None:
-    one = llama_of(path, Often(power=0.7))
+    one = llama_of(path, LastQueries(power=0.7))
     one.eval([1, 2, 3])
     state = one.save_state()
-    for policy in (Often(), Noted(power=0.7), in_a_file, "h2o"):
+    for policy in (LastQueries(), Recording(power=0.7), in_a_file, "h2o"):
         with pytest.raises(StateError, match="state does not fit"):
             llama_of(path, policy).load_state(state)
-    llama_of(path, Often(power=0.7)).load_state(state)
+    llama_of(path, LastQueries(power=0.7)).load_state(state)
 
 
 def test_a_file_is_loaded_once_and_hides_no_module(in_a_file: str) -> None:
@@ -379,7 +379,7 @@ def test_a_file_is_loaded_once_and_hides_no_module(in_a_file: str) -> None:
         ),
     ],
 )
-def test_files_without_a_policy_are_refused_in_one_line(
+def test_files_without_a_policy_are_refused_with_a_one_line_error(
     tmp_path: Path, code: str | None, message: str
 ) -> None:
     file = tmp_path / "mine.py"
@@ -391,9 +391,9 @@ def test_files_without_a_policy_are_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_policy_of_ones_own_is_never_taken_for_one_of_the_library(path: Path) -> None:
+def test_a_custom_policy_is_not_confused_with_a_library_policy(path: Path) -> None:
     class Mine(Failing):
         name = "h2o"
 
-    assert str(Mine()).startswith(f"{__name__}:test_a_policy")
+    assert str(Mine()).startswith(f"{__name__}:test_a_custom_policy")
     assert parse_policy("h2o") != Mine()

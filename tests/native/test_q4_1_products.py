@@ -1,4 +1,4 @@
-"""Products with Q4_1 weights: every kernel that runs here against NumPy."""
+"""Products with Q4_1 weights: every kernel of this machine against NumPy."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Bytes = npt.NDArray[np.uint8]
 KERNELS = ("avx2", "avx512vnni")
 Q4_1 = GGMLQuantizationType.Q4_1
 
-# of sums of some thousand float products, relative to the root of their squares
+# for sums of several thousand float products, relative to the root of their squares
 ROUNDING = 1e-5
-# Of logits with standard deviation 1: other sums are other inputs, rounded to 8 bits, of the next.
+# Logits have standard deviation 1: different sums give the next layer different 8-bit inputs.
 OTHER_ORDER = 0.2
 MODEL: dict[str, Any] = {"seed": 6, "dtype": Q4_1}
 
@@ -47,7 +47,7 @@ def kernel(library: ctypes.CDLL, request: pytest.FixtureRequest) -> bytes:
 
 
 def rounded_inputs(rng: np.random.Generator, n_tokens: int, n_in: int) -> tuple[Bytes, FloatArray]:
-    """Inputs as ggml has them in Q8_1: bytes [n_tokens, n_blocks, 36], and the same as floats."""
+    """Return inputs in ggml's Q8_1: bytes [n_tokens, n_blocks, 36], and as floats."""
     inputs = rng.standard_normal((n_tokens, n_in // 32, 32), dtype=np.float32)
     d = (np.abs(inputs).max(axis=2, keepdims=True) / 127).astype(np.float16)
     qs = np.clip(np.rint(inputs / d.astype(np.float32)), -127, 127).astype(np.int8)
@@ -75,12 +75,12 @@ def multiplied(
 
 @pytest.mark.parametrize("n_tokens", [1, 3, 8, 29])
 @pytest.mark.parametrize("n_in", [32, 576, 32 * 131])  # more blocks than are unpacked at once
-def test_products(
+def test_products_match_numpy(
     library: ctypes.CDLL, kernel: bytes, rng: np.random.Generator, n_in: int, n_tokens: int
 ) -> None:
     weights = quantize(rng.standard_normal((48, n_in), dtype=np.float32), Q4_1)
     inputs, exact = rounded_inputs(rng, n_tokens, n_in)
-    # The sums of a block's inputs have been rounded to f16 for the smallest weight.
+    # The sums of a block's inputs are rounded to f16 for the smallest weight.
     got = multiplied(library, kernel, weights, inputs)
     rows = dequantize(weights, Q4_1)
     blocks = weights.reshape(48, -1, 20)
@@ -92,8 +92,8 @@ def test_products(
     assert error < ROUNDING
 
 
-def test_the_largest_numbers(library: ctypes.CDLL, kernel: bytes) -> None:
-    """Sums of a block's products are as large as they can be: 15 * 127 * 32."""
+def test_products_of_the_largest_numbers_match_numpy(library: ctypes.CDLL, kernel: bytes) -> None:
+    """A block's sum of products is at most 15 * 127 * 32."""
     weights = np.zeros((16, 20), dtype=np.uint8)
     weights[:, :2] = np.array([1], dtype=np.float16).view(np.uint8)
     weights[:, 4:] = 0xFF
@@ -105,7 +105,7 @@ def test_the_largest_numbers(library: ctypes.CDLL, kernel: bytes) -> None:
     np.testing.assert_array_equal(got, [[15 * 127 * 32] * 16, [-15 * 127 * 32] * 16])
 
 
-def test_a_token_gets_the_same_bits_among_others_and_from_any_thread(
+def test_a_token_gets_the_same_bits_in_any_batch_and_thread(
     library: ctypes.CDLL, kernel: bytes, rng: np.random.Generator
 ) -> None:
     n_in = 32 * 70
@@ -130,8 +130,8 @@ def logits(llm: Llama, tokens: list[int], size: int) -> npt.NDArray[Any]:
     return llm.scores[: len(tokens)].copy()
 
 
-def test_a_model_with_such_weights(path: Path, rng: np.random.Generator) -> None:
-    """Close to ggml's products, which `ops` has, but not the same."""
+def test_a_model_with_q4_1_weights_is_close_to_ggml(path: Path, rng: np.random.Generator) -> None:
+    """Close to ggml's products, which `ops` uses, but not equal."""
     tokens = rng.integers(0, 384, 60).tolist()
     settings: dict[str, Any] = {"hh": 60, "recent": 60, "logits_all": True}
     expected = logits(tiny_llama(path, attention="ops", **settings), tokens, 60)

@@ -1,4 +1,4 @@
-"""Texts beyond the positions a model was trained on: the rows that stay are given new positions."""
+"""Re-base: rows of texts beyond the trained context get new positions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tiny_llama import EXACT_ROWS, stored_as, tiny_llama, tiny_parent
 N_LAYER, N_VOCAB = 2, 384
 HEAVY, RECENT, SLACK = 12, 9, 7
 N_POS = 48
-# With so few positions every compaction packs the rows.
+# So few positions that every compaction packs the rows.
 CAPACITY = HEAVY + RECENT + SLACK
 
-# And the window: where that is longer than 1,024 tokens, LongRoPE rotates otherwise.
+# Also the window: if it exceeds 1,024 tokens, LongRoPE uses its other factors.
 ROTATIONS = [
     ("llama", 256),
     ("frequency_factors", 256),
@@ -54,7 +54,7 @@ reference_of = partial(
 def test_every_step_equals_the_reference(
     tmp_path: Path, rng: np.random.Generator, ubatch: int, n_pos: int
 ) -> None:
-    """Rows go back by half of the positions, or are packed if they need more than that."""
+    """Rows move back by half of the positions, or are packed if they need more than that."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", **{**MODEL, "n_ctx_train": n_pos})
     reference = reference_of(path, n_pos=n_pos)
     steps, reference = clear_steps(reference, rng, [ubatch] * (400 // ubatch))
@@ -66,7 +66,7 @@ def test_every_step_equals_the_reference(
 
 
 def low_level_logits(llm: Llama, tokens: npt.NDArray[np.int64], first: int) -> npt.NDArray[Any]:
-    """Logits of tokens that are decoded one by one, from a position on. [n_tokens, n_vocab]"""
+    """Return logits [n_token, n_vocab] of tokens decoded one by one from a position on."""
     batch = llama_cpp.llama_batch_init(1, 0, 1)
     batch.n_tokens, batch.n_seq_id[0], batch.seq_id[0][0], batch.logits[0] = 1, 1, 0, True
     logits = []
@@ -81,10 +81,10 @@ def low_level_logits(llm: Llama, tokens: npt.NDArray[np.int64], first: int) -> n
 
 @pytest.mark.parametrize(("arch_variant", "window"), ROTATIONS)
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
-def test_rotation_is_the_one_of_the_model(
+def test_a_rebase_rotates_keys_as_the_model_does(
     tmp_path: Path, rng: np.random.Generator, arch_variant: str, window: int, kv_type: str
 ) -> None:
-    """Attention knows distances only, so a re-base of all rows together changes nothing."""
+    """Attention depends on distances only, so moving all rows together changes nothing."""
     # heads of 64 elements, because llama.cpp mixes those of a quantised cache
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf", seed=5, n_layer=4, head_size=64, arch_variant=arch_variant
@@ -102,14 +102,14 @@ def test_rotation_is_the_one_of_the_model(
     assert llm.kv.compactions == 0
     error = np.abs(logits - expected)
     before, after = error[:30], error[30:]
-    # Rows are rounded at other angles, 4,000 positions apart, even before the re-base.
+    # Even before the re-base rows are rounded at angles 4,000 positions apart.
     assert before.max() < {"f32": 0.02, "f16": 0.04, "q8_0": 0.3}[kv_type]
     assert after.max() < {"f32": 0.02, "f16": 0.04, "q8_0": 0.5}[kv_type]
     assert after.mean() < {"f32": 0.005, "f16": 0.01, "q8_0": 0.1}[kv_type]
 
 
 @pytest.mark.parametrize("arch_variant", ["learned_positions", "normed_after_rope"])
-def test_keys_that_cannot_be_rotated_on_end_the_text(
+def test_keys_that_cannot_be_rotated_end_the_text_at_the_cell_limit(
     tmp_path: Path, rng: np.random.Generator, arch_variant: str
 ) -> None:
     path = write_tiny_gguf(
@@ -124,17 +124,17 @@ def test_keys_that_cannot_be_rotated_on_end_the_text(
     assert llm.kv.rebases == 0
 
 
-def test_tail_can_be_removed_after_a_rebase(path: Path, rng: np.random.Generator) -> None:
+def test_a_tail_can_be_removed_after_a_rebase(path: Path, rng: np.random.Generator) -> None:
     steps, reference = clear_steps(reference_of(path), rng, [6, 6, 6, 6, 6, -3] * 20)
     llm = evicting_llama(path)
     assert_same_steps(llm, steps, logits=5e-4, scores=1e-3)
     assert llm.kv.rebases == reference.n_rebases > 5
 
 
-def test_many_tokens_at_once_get_positions_that_there_are(
+def test_a_batch_longer_than_half_of_the_positions_is_decoded(
     path: Path, rng: np.random.Generator
 ) -> None:
-    """More of them than half: the slack of a model that was trained on few is soon so large."""
+    """A model with a short trained context soon has so much slack."""
     slack = N_POS - 8
     reference = reference_of(path, heavy=4, recent=4, slack=slack)
     steps, reference = clear_steps(reference, rng, [slack] * 8)
@@ -145,7 +145,7 @@ def test_many_tokens_at_once_get_positions_that_there_are(
     other.load_kv_state(llm.kv_state(), llm.input_ids[: llm.n_tokens].tolist())
 
 
-def test_new_text_begins_at_its_own_positions(path: Path, rng: np.random.Generator) -> None:
+def test_a_new_text_starts_at_position_zero(path: Path, rng: np.random.Generator) -> None:
     tokens = rng.integers(0, N_VOCAB, 20).tolist()
     fresh = evicting_llama(path)
     fresh.eval(tokens)
@@ -157,7 +157,7 @@ def test_new_text_begins_at_its_own_positions(path: Path, rng: np.random.Generat
     np.testing.assert_array_equal(llm.scores[:20], fresh.scores[:20])
 
 
-def test_generation_goes_on_beyond_the_trained_context(path: Path) -> None:
+def test_generation_continues_beyond_the_trained_context(path: Path) -> None:
     llm = evicting_llama(path, logits_all=False)
     bias = {llm.token_eos(): -100.0}
     result = llm.create_completion("once upon a time", max_tokens=5 * N_POS, logit_bias=bias)
@@ -168,13 +168,13 @@ def test_generation_goes_on_beyond_the_trained_context(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
-def test_rounding_of_rebases_does_not_add_up(
+def test_rounding_of_rebases_does_not_accumulate(
     tmp_path: Path, rng: np.random.Generator, kv_type: str
 ) -> None:
-    """A row is rotated again only when its place in the order of the rows has changed.
+    """A row is rotated again only when its rank among the rows changes.
 
-    That happens a few times in its life, so a long text is not worse off than a short one. The
-    policy draws the rows that stay, so rounding cannot choose others.
+    That happens a few times in its life, so a long text is no worse than a short one. The policy
+    keeps random rows, so rounding cannot choose others.
     """
     path = write_tiny_gguf(tmp_path / "tiny.gguf", **{**MODEL, "n_ctx_train": CAPACITY})
     tokens = rng.integers(0, N_VOCAB, 3000)
@@ -194,7 +194,7 @@ def test_rounding_of_rebases_does_not_add_up(
 
 
 def error_of_rounding(path: Path, n_tokens: int, **settings: Any) -> float:
-    """Mean error of the logits at the end of a text, with q4_0 rows, whose places often change."""
+    """Return the mean logit error at the end of a text with q4_0 rows, which often change rank."""
     tokens = np.random.default_rng(1).integers(0, N_VOCAB, n_tokens)
     settings = {"hh": 180, "recent": 16, "slack": 4, "policy": RANDOM, **settings}
     exact = evicting_llama(path, n_ctx=256, **settings)
@@ -215,7 +215,7 @@ def test_archived_keys_are_rounded_once_however_often_they_are_rotated(tmp_path:
     assert archived < 0.6 * forgetting
 
 
-def test_positions_must_fit_the_rows(path: Path) -> None:
+def test_too_few_positions_for_the_rows_are_refused(path: Path) -> None:
     with pytest.raises(SettingsError, match=f"more positions than the {N_POS}"):
         tiny_llama(path, hh=30, recent=30, n_ctx=400)
     llm = tiny_llama(path, hh=0.5, recent=0.5, slack=8)
@@ -223,7 +223,7 @@ def test_positions_must_fit_the_rows(path: Path) -> None:
     assert llm.kv.recent == N_POS // 2
 
 
-def test_record_of_the_text_grows(path: Path, rng: np.random.Generator) -> None:
+def test_the_record_of_the_text_grows(path: Path, rng: np.random.Generator) -> None:
     llm = evicting_llama(path, logits_all=False)
     tokens = rng.integers(0, N_VOCAB, 6000)
     llm.eval(tokens[:5000].tolist())

@@ -1,4 +1,4 @@
-"""What else is done with a text that finds rows: going back, clearing, reading a prompt exactly."""
+"""Recall after removing a tail, clearing a text and exact prefill."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=3)
 
 
-def finding_llama(path: Path, **settings: Any) -> Llama:
+def recall_llama(path: Path, **settings: Any) -> Llama:
     sizes = {"hh": HEAVY + RECALL, "recent": RECENT, "slack": SLACK, "recall": RECALL}
     return tiny_llama(path, **{**sizes, "n_ctx": 128, "logits_all": True, **settings})
 
 
 # -------------------------------------------------------------------------------------------------
-# Going back
+# Removing a tail
 # -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attention", ["auto", "ops"])
-def test_back_to_a_mark(path: Path, rng: np.random.Generator, attention: str) -> None:
-    """What was found for the tail leaves no trace, whatever pieces the tail was read in."""
-    llm, alone = (finding_llama(path, slack=30, attention=attention) for _ in range(2))
+def test_a_tail_removed_to_a_mark_leaves_no_trace(
+    path: Path, rng: np.random.Generator, attention: str
+) -> None:
+    """Rows retrieved for the tail leave no trace, in whatever chunks the tail was read."""
+    llm, alone = (recall_llama(path, slack=30, attention=attention) for _ in range(2))
     tokens = random_tokens(rng, 120)
     for each in (llm, alone):
         each.eval(tokens)
@@ -47,8 +49,8 @@ def test_back_to_a_mark(path: Path, rng: np.random.Generator, attention: str) ->
     assert_same_future(llm, alone, random_tokens(rng, 60))
 
 
-def test_the_last_batch_was_never_there(path: Path, rng: np.random.Generator) -> None:
-    llm, alone = (finding_llama(path, slack=30) for _ in range(2))
+def test_a_removed_last_batch_leaves_no_trace(path: Path, rng: np.random.Generator) -> None:
+    llm, alone = (recall_llama(path, slack=30) for _ in range(2))
     tokens = random_tokens(rng, 120)
     for each in (llm, alone):
         each.eval(tokens)
@@ -64,7 +66,7 @@ def test_the_last_batch_was_never_there(path: Path, rng: np.random.Generator) ->
 
 
 def test_clearing_empties_the_archive(path: Path, rng: np.random.Generator) -> None:
-    llm = finding_llama(path)
+    llm = recall_llama(path)
     llm.eval(random_tokens(rng, 200))
     assert llm.kv.archived > 0
     assert llm.text.cache.found(200).any()
@@ -81,9 +83,9 @@ def test_clearing_empties_the_archive(path: Path, rng: np.random.Generator) -> N
 
 
 def test_an_exact_prefill_keeps_the_archive(path: Path, rng: np.random.Generator) -> None:
-    """What was archived before can be found in it and after it."""
+    """Rows archived earlier can be retrieved during and after it."""
     settings = {"prefill": "exact", "slack": 80, "recall_type": "f32", **EXACT_ROWS}
-    llm, alone = (finding_llama(path, **settings) for _ in range(2))
+    llm, alone = (recall_llama(path, **settings) for _ in range(2))
     tokens = random_tokens(rng, 300)
     for each in (llm, alone):
         each.eval(tokens[:200])
@@ -103,10 +105,10 @@ def test_an_exact_prefill_keeps_the_archive(path: Path, rng: np.random.Generator
 
 
 @pytest.mark.parametrize("attention", ["auto", "ops"])
-def test_an_exact_prefill_archives_what_was_read_in_full(
+def test_an_exact_prefill_archives_the_prompt(
     path: Path, rng: np.random.Generator, attention: str
 ) -> None:
-    """Compared with the reference that reads it with so much slack."""
+    """Compared with the reference, which reads it with as much slack."""
     tokens, more = random_tokens(rng, 300), random_tokens(rng, SLACK)
     reference = ReferenceLlama.from_gguf(
         path,
@@ -119,7 +121,7 @@ def test_an_exact_prefill_archives_what_was_read_in_full(
     )
     expected = read(reference, tokens)
     reference.compact()
-    llm = finding_llama(
+    llm = recall_llama(
         path,
         prefill="exact",
         attention=attention,

@@ -1,4 +1,4 @@
-"""States with an archive."""
+"""Save and load states with an archive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tiny_gguf import write_tiny_gguf
 from tiny_llama import assert_same_future, random_tokens, stored_as, tiny_llama
 
 N_POS = 160
-N_PAGE, PADDING = RecallPart.N_PAGE, 4096  # tokens; bytes in front of a page's keys
+N_PAGE, PADDING = RecallPart.N_PAGE, 4096  # tokens; bytes before a page's keys
 HEAVY, RECENT, SLACK, RECALL = 20, 16, 9, 40
 
 
@@ -28,7 +28,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(folder / "tiny.gguf", seed=4, n_layer=N_LAYER, n_ctx_train=N_POS)
 
 
-def finding_llama(path: Path, *, recall: int = RECALL, **settings: Any) -> Llama:
+def recall_llama(path: Path, *, recall: int = RECALL, **settings: Any) -> Llama:
     values = {"recent": RECENT, "slack": SLACK, "n_ctx": 200, "logits_all": True, **settings}
     return tiny_llama(path, hh=HEAVY + recall, recall=recall, **values)
 
@@ -40,12 +40,12 @@ def finding_llama(path: Path, *, recall: int = RECALL, **settings: Any) -> Llama
     ids=["ops", "auto"],
 )
 @pytest.mark.parametrize("kv_type", ["f32", "q8_0"])
-def test_save_load_continue_equals_continue(
+def test_a_saved_state_continues_like_the_text(
     path: Path, rng: np.random.Generator, kv_type: str, attention: dict[str, Any], archive_type: str
 ) -> None:
-    """Before and after the first compaction and re-base; nothing that was held before matters."""
+    """Before and after the first compaction and re-base; the previous text has no effect."""
     settings = {**stored_as(kv_type), **attention, "recall_type": archive_type}
-    saved, loaded = (finding_llama(path, **settings) for _ in range(2))
+    saved, loaded = (recall_llama(path, **settings) for _ in range(2))
     for n_more in (7, 30, 40, 61, 70, 100):
         saved.eval(random_tokens(rng, n_more))
         assert saved.text.remove_tail(saved.n_tokens - int(rng.integers(0, 6)))
@@ -64,7 +64,7 @@ def test_save_load_continue_equals_continue(
 def test_a_state_of_another_archive_is_refused(
     path: Path, rng: np.random.Generator, other: dict[str, Any]
 ) -> None:
-    saved, loaded = finding_llama(path), finding_llama(path, **other)
+    saved, loaded = recall_llama(path), recall_llama(path, **other)
     saved.eval(random_tokens(rng, 90))
     with pytest.raises(StateError):
         loaded.load_kv_state(saved.kv_state(), saved.input_ids[:90])
@@ -73,28 +73,32 @@ def test_a_state_of_another_archive_is_refused(
         saved.load_kv_state(loaded.kv_state(), [])
 
 
-def test_the_type_of_no_archive_does_not_matter(path: Path, rng: np.random.Generator) -> None:
-    saved = finding_llama(path, recall=0)
-    loaded = finding_llama(path, recall=0, recall_type="f16")
+def test_the_archive_type_is_ignored_without_an_archive(
+    path: Path, rng: np.random.Generator
+) -> None:
+    saved = recall_llama(path, recall=0)
+    loaded = recall_llama(path, recall=0, recall_type="f16")
     saved.eval(random_tokens(rng, 60))
     loaded.load_kv_state(saved.kv_state(), saved.input_ids[:60])
 
 
-def test_any_limit_loads_any_state(path: Path, rng: np.random.Generator) -> None:
-    saved, loaded = finding_llama(path), finding_llama(path, recall_mib=1)
+def test_a_state_is_loaded_with_any_archive_limit(path: Path, rng: np.random.Generator) -> None:
+    saved, loaded = recall_llama(path), recall_llama(path, recall_mib=1)
     saved.eval(random_tokens(rng, 90))
     loaded.load_kv_state(saved.kv_state(), saved.input_ids[:90].copy())
     assert_same_future(saved, loaded, random_tokens(rng, 60))
 
 
-def test_a_state_behind_an_archive_that_was_closed(path: Path, rng: np.random.Generator) -> None:
-    """Another archive begins with the tokens that are recent then."""
-    llm = finding_llama(path)
+def test_a_state_is_saved_after_its_archive_was_closed(
+    path: Path, rng: np.random.Generator
+) -> None:
+    """Another archive starts with the tokens that are recent then."""
+    llm = recall_llama(path)
     llm.eval(random_tokens(rng, 150))
     llm.text.cache.close_archive()
     for n_more in (0, 3, 30):
         llm.eval(random_tokens(rng, n_more))
-        other = finding_llama(path)
+        other = recall_llama(path)
         other.load_kv_state(llm.kv_state(), llm.input_ids[: llm.n_tokens].tolist())
         assert other.kv.archived == llm.kv.archived
     assert llm.kv.archived > 0
@@ -118,7 +122,7 @@ def set_archive(name: str, value: int) -> Callable[[State], None]:
 
 
 def set_page(i: int, name: str, value: int) -> Callable[[State], None]:
-    """In a header of the pages."""
+    """In the page headers."""
 
     def change(state: State) -> None:
         pages = bytearray(state.recall.pages)
@@ -130,7 +134,7 @@ def set_page(i: int, name: str, value: int) -> Callable[[State], None]:
 
 
 def move_end(n_tokens: int) -> Callable[[State], None]:
-    """The last page has so many tokens more, and says so everywhere."""
+    """Lengthen the last page by `n` tokens, consistently in all headers."""
 
     def change(state: State) -> None:
         end = int(state.recall.archive["next"][0]) + n_tokens
@@ -141,14 +145,14 @@ def move_end(n_tokens: int) -> Callable[[State], None]:
 
 
 def pages_in_a_file(state: State) -> None:
-    """All that a state without a file needs for these is a number."""
+    """A state without a file stores only a number for these pages."""
     end = 2**31 - N_PAGE
     for name, value in (("next", end), ("page", end // N_PAGE), ("text", 1)):
         set_archive(name, value)(state)
     state.recall.pages = b""
 
 
-def tokens_behind(n: int) -> Callable[[State], None]:
+def tokens_after(n: int) -> Callable[[State], None]:
     def change(state: State) -> None:
         state.recall.tokens = np.resize(state.recall.tokens, n)
 
@@ -180,15 +184,15 @@ CRAFTED: dict[str, Callable[[State], None]] = {
     "whose heads gain no number": set_sum("gains", np.nan),
     "with less than no interest": set_sum("interest", -1.0),
     "with an interest that is no number": set_sum("interest", np.nan),
-    "with too many tokens behind it": tokens_behind(30),
-    "with more tokens behind it than there is room for": tokens_behind(10**6),
+    "with too many tokens behind it": tokens_after(30),
+    "with more tokens behind it than there is room for": tokens_after(10**6),
 }
 
 
 @pytest.fixture(scope="module")
 def saved(path: Path) -> tuple[Llama, bytes, list[int]]:
-    """With two pages, after a re-base."""
-    llm = finding_llama(path)
+    """Return a state with two pages, after a re-base."""
+    llm = recall_llama(path)
     tokens = random_tokens(np.random.default_rng(1), 250)
     llm.eval(tokens)
     assert llm.kv.rebases
@@ -197,10 +201,10 @@ def saved(path: Path) -> tuple[Llama, bytes, list[int]]:
 
 
 @pytest.mark.parametrize("name", CRAFTED)
-def test_nonsense_with_the_right_checksum_is_refused(
+def test_an_invalid_state_with_a_valid_checksum_is_refused(
     saved: tuple[Llama, bytes, list[int]], name: str
 ) -> None:
-    """An archive ..."""
+    """Each case forges one field of the archive."""
     llm, data, tokens = saved
     llm.load_kv_state(data, tokens)
     state = state_of(data, llm.kv)
@@ -214,11 +218,11 @@ def test_nonsense_with_the_right_checksum_is_refused(
 
 @pytest.mark.parametrize("value", [np.nan, 3e38])
 @pytest.mark.parametrize("n_rows", [1, 4 * N_PAGE])
-def test_archived_keys_that_are_no_numbers(
+def test_forged_nan_keys_give_an_error_or_finite_logits(
     path: Path, rng: np.random.Generator, value: float, n_rows: int
 ) -> None:
-    """Forged: what comes of them is an error, or logits that are numbers; it can be saved."""
-    llm = finding_llama(path, recall_type="f32")
+    """The cache can still be saved."""
+    llm = recall_llama(path, recall_type="f32")
     tokens = random_tokens(rng, 150)
     llm.eval(tokens)
     state = state_of(llm.kv_state(), llm.kv)
@@ -237,14 +241,14 @@ def test_archived_keys_that_are_no_numbers(
     assert np.isfinite(llm.scores[:150]).all()
 
 
-def test_a_state_behind_tokens_that_no_room_was_made_for(
+def test_a_state_without_space_for_later_tokens_is_saved(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing that was noted of them stays."""
+    """Records of those tokens are dropped."""
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf", seed=4, n_ctx_train=N_POS, arch_variant="learned_positions"
     )
-    llm, other = (finding_llama(path, policy="snap:queries=4", n_ctx=N_POS) for _ in range(2))
+    llm, other = (recall_llama(path, policy="snap:queries=4", n_ctx=N_POS) for _ in range(2))
     monkeypatch.setattr(llm.text.cache, "check_positions", lambda _: None)
     llm.eval(random_tokens(rng, N_POS - 2))
     state = llm.kv_state()
@@ -255,9 +259,9 @@ def test_a_state_behind_tokens_that_no_room_was_made_for(
     assert_same_future(llm, other, random_tokens(rng, 2))
 
 
-def test_a_state_behind_a_range_that_was_removed(path: Path, rng: np.random.Generator) -> None:
-    """By others: before the first compaction any range of a text can go."""
-    llm, other = finding_llama(path), finding_llama(path)
+def test_a_state_after_a_removed_range_is_saved(path: Path, rng: np.random.Generator) -> None:
+    """A caller of llama.cpp can remove any range before the first compaction."""
+    llm, other = recall_llama(path), recall_llama(path)
     tokens = random_tokens(rng, 30)
     llm.eval(tokens)
     assert llm._ctx.kv_cache_seq_rm(0, 3, 6)

@@ -1,4 +1,4 @@
-"""Several sequences with recall: each has an archive of its own, and finds rows there."""
+"""Several sequences with recall: each retrieves rows from its own archive."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ BUDGET = Budget(
     slack=SLACK,
     recall=RECALL,
 )
-# Of a sequence's share of a batch, of SLACK tokens at most in all: many queries, and then few.
+# Tokens per sequence in a batch, at most SLACK in all: many queries, then few.
 SIZES = [SLACK // N_SEQ] * 12 + [3] * 18
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One layer: what is looked up in a second one is rounded otherwise before."""
+    """One layer: retrieved rows of a second one would already differ by rounding."""
     return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=9, n_layer=1)
 
 
@@ -44,15 +44,17 @@ def context(request: pytest.FixtureRequest, path: Path) -> Iterator[Context]:
 
 
 def read(context: Context, rng: np.random.Generator, lengths: dict[int, int], size: int) -> None:
-    """Random texts of these lengths, one after the other."""
+    """Read random texts of these lengths one after the other."""
     for seq, n in lengths.items():
         for first in range(0, n, size):
             tokens = rng.integers(0, context.n_vocab, min(size, n - first)).tolist()
             assert context.decode({seq: (first, tokens)}) == 0
 
 
-def test_sequences_find_apart(context: Context, path: Path, rng: np.random.Generator) -> None:
-    """In batches of all of them, each finds what the reference finds in its text alone."""
+def test_each_sequence_retrieves_only_its_own_rows(
+    context: Context, path: Path, rng: np.random.Generator
+) -> None:
+    """In shared batches each sequence retrieves what the reference retrieves for its text alone."""
     rows = {"heavy": 10, "recent": 16, "pinned": 1, "slack": SLACK}
     texts = [
         clear_steps(
@@ -76,7 +78,7 @@ def test_sequences_find_apart(context: Context, path: Path, rng: np.random.Gener
     assert steps[-1].found_share > 0.01
 
 
-def test_clearing_one_leaves_the_others(context: Context, rng: np.random.Generator) -> None:
+def test_clearing_a_sequence_keeps_the_others(context: Context, rng: np.random.Generator) -> None:
     read(context, rng, {0: 90, 1: 90}, SLACK)
     before = context.of[1].found(90)
     assert before.any()
@@ -91,8 +93,10 @@ def test_clearing_one_leaves_the_others(context: Context, rng: np.random.Generat
     assert context.of[0].counters().found == 0 < context.of[1].counters().found
 
 
-def test_state_of_all_sequences(path: Path, context: Context, rng: np.random.Generator) -> None:
-    """Save, load and go on equals going on, for each sequence; one has no archive yet."""
+def test_a_state_of_all_sequences_continues_like_the_texts(
+    path: Path, context: Context, rng: np.random.Generator
+) -> None:
+    """One sequence has no archive yet."""
     lengths = {0: 90, 1: 3, 2: 63}
     read(context, rng, lengths, 1)
     loaded = context.copied(path, BUDGET)

@@ -1,4 +1,4 @@
-"""The choice of rows by several threads."""
+"""Row selection by several threads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
 
-def test_threads_that_choose_together_keep_the_same_rows(
+def test_any_number_of_threads_keeps_the_same_rows(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    """The rows of many heads are shared out; 64 heads of 4,200 rows are enough for two threads."""
+    """The heads are divided among threads; 64 heads of 4,200 rows are enough for two threads."""
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf",
         seed=3,
@@ -41,6 +41,6 @@ def test_threads_that_choose_together_keep_the_same_rows(
 
 
 def positions_of(llm: Llama) -> list[list[int]]:
-    """Of every layer and KV head."""
+    """Return the positions of every layer and KV head."""
     layers = [llm.kv_rows(layer)[0] for layer in range(8)]
     return [positions.tolist() for layer in layers for positions in layer]

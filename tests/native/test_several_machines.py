@@ -1,4 +1,4 @@
-"""Layers on servers of ggml's RPC backend: other processes here, other machines elsewhere."""
+"""Layers on servers of ggml's RPC backend, here other processes of this machine."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def read(llm: Llama, tokens: list[int]) -> None:
         llm.eval(tokens[start : start + CHUNK])
 
 
-def test_a_state_goes_from_machine_to_machine(path: Path, server: str) -> None:
-    """Saved with rows on a server, it is loaded with them here, and the other way round."""
+def test_a_state_moves_between_machines(path: Path, server: str) -> None:
+    """A state saved with rows on a server is loaded with local rows, and vice versa."""
     there, here = tiny_llama(path, rpc_servers=server, **SETTINGS), tiny_llama(path, **SETTINGS)
     tokens, more = random_tokens(), random_tokens(30)
     read(there, tokens)
@@ -71,7 +71,7 @@ def test_a_state_goes_from_machine_to_machine(path: Path, server: str) -> None:
     here.close()
 
 
-def test_texts_at_once_with_rows_on_a_server(path: Path, server: str) -> None:
+def test_several_texts_run_with_rows_on_a_server(path: Path, server: str) -> None:
     texts = [random_tokens()[i : i + 90] for i in (0, 40)]
     here = tiny_llama(path, **SETTINGS)
     with tiny_engine(path, texts=2, rpc_servers=server, **SETTINGS) as engine:
@@ -93,7 +93,7 @@ def test_texts_at_once_with_rows_on_a_server(path: Path, server: str) -> None:
     here.close()
 
 
-def test_other_models_of_the_process_stay_here(path: Path, server: str) -> None:
+def test_other_models_of_the_process_stay_local(path: Path, server: str) -> None:
     with tiny_llama(path, rpc_servers=server, hh=8, recent=8) as there:
         with tiny_llama(path, rpc_servers=server, hh=8, recent=8) as second:
             second.eval([1, 2, 3])  # the same connection
@@ -115,14 +115,14 @@ def test_other_models_of_the_process_stay_here(path: Path, server: str) -> None:
         ({"n_gpu_layers": 0}, (0, 0, 4)),
     ],
 )
-def test_layers_are_shared_out(
+def test_layers_are_distributed(
     path: Path,
     server: str,
     capfd: pytest.CaptureFixture[str],
     settings: dict[str, Any],
     counts: tuple[int, ...],
 ) -> None:
-    """The log of llama.cpp says where each is."""
+    """Return the device of each layer from llama.cpp's log."""
     with rpc_server() as other:
         llm = tiny_llama(
             path, rpc_servers=f"{server},{other}", hh=8, recent=8, verbose=True, **settings
@@ -137,16 +137,16 @@ def test_layers_are_shared_out(
     assert devices.count("CPU") == here
 
 
-def test_nobody_listens(path: Path) -> None:
+def test_an_unreachable_server_is_reported(path: Path) -> None:
     address = unused_address()
     with pytest.raises(ServerError, match=f"no RPC server can be reached at {address}"):
         tiny_llama(path, rpc_servers=address)
 
 
-def test_a_busy_server_is_not_waited_for(
+def test_a_busy_server_is_refused_immediately(
     path: Path, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another program has it."""
+    """Another program uses it."""
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path), server],
         stdin=subprocess.PIPE,
@@ -175,8 +175,8 @@ with Llama(path, rpc_servers=server, hh=8, recent=8, n_threads=1) as llm:
 """
 
 
-def test_a_server_that_ends_takes_the_process_along_with_one_line(path: Path) -> None:
-    """llama.cpp aborts, which cannot be caught: the line is what can be done."""
+def test_the_loss_of_a_server_ends_the_process_with_one_line(path: Path) -> None:
+    """llama.cpp aborts, which cannot be caught; printing the line is all that is possible."""
     server = RPCServer()
     client = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path), server.address],
@@ -194,7 +194,7 @@ def test_a_server_that_ends_takes_the_process_along_with_one_line(path: Path) ->
 
 
 @pytest.mark.parametrize("n_gpu_layers", [-1, 2])
-def test_a_model_that_cannot_be_loaded_leaves_the_server_free(
+def test_a_failed_model_load_releases_the_server(
     tmp_path: Path, path: Path, server: str, n_gpu_layers: int
 ) -> None:
     broken = tmp_path / "broken.gguf"

@@ -1,4 +1,4 @@
-"""States of the KV cache: save, load and go on equals go on, bit for bit."""
+"""States of the KV cache: a loaded state continues bit for bit like the saved text."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ evicting_llama = partial(tiny_llama, hh=20, recent=12, slack=8, n_ctx=200, logit
     ids=["ops", "flash", "auto"],
 )
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0", "q4_0"])
-def test_save_load_continue_equals_continue(
+def test_a_saved_state_continues_like_the_text(
     path: Path, rng: np.random.Generator, kv_type: str, attention: dict[str, Any]
 ) -> None:
-    """Before and after the first compaction and re-base, with the tail just removed, and pinned."""
+    """Before and after the first compaction and re-base, after a removed tail, and pinned."""
     types = {**stored_as(kv_type), **attention}
     saved = evicting_llama(path, **types)
     saved.eval(random_tokens(rng, 7))
@@ -53,7 +53,7 @@ def test_save_load_continue_equals_continue(
         assert saved.text.remove_tail(saved.n_tokens - n_back)
 
         loaded = evicting_llama(path, **types)
-        loaded.eval(random_tokens(rng, 50))  # what was there before must not matter
+        loaded.eval(random_tokens(rng, 50))  # the previous content must not matter
         loaded.load_kv_state(saved.kv_state(), saved.input_ids[: saved.n_tokens])
         np.testing.assert_array_equal(
             loaded.input_ids[: loaded.n_tokens], saved.input_ids[: saved.n_tokens]
@@ -63,7 +63,7 @@ def test_save_load_continue_equals_continue(
     assert saved.kv.rebases > 1
 
 
-def test_a_full_cache_can_be_saved_too(path: Path, rng: np.random.Generator) -> None:
+def test_a_full_cache_can_be_saved(path: Path, rng: np.random.Generator) -> None:
     saved, loaded = (evicting_llama(path, evict=False) for _ in range(2))
     saved.eval(random_tokens(rng, 40))
     loaded.eval(random_tokens(rng, 70))
@@ -75,10 +75,10 @@ def test_a_full_cache_can_be_saved_too(path: Path, rng: np.random.Generator) -> 
 
 
 @pytest.mark.parametrize("variant", ["llama", "gemma2", "lfm2"])
-def test_the_state_of_no_text_leaves_none(
+def test_the_state_of_an_empty_text_empties_the_cache(
     tmp_path: Path, rng: np.random.Generator, variant: str
 ) -> None:
-    """Also in the library itself, which is not told before to empty the cache."""
+    """Also in the native library, which is not asked to clear the cache first."""
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf", seed=4, n_layer=N_LAYER, n_ctx_train=N_POS, arch_variant=variant
     )
@@ -94,7 +94,7 @@ def test_the_state_of_no_text_leaves_none(
 
 
 @pytest.mark.parametrize("settings", [{}, {"hh": 60, "recall": 40}], ids=["", "recall"])
-def test_parents_functions_keep_working(
+def test_functions_of_the_parent_class_keep_working(
     path: Path, rng: np.random.Generator, settings: dict[str, Any]
 ) -> None:
     saved, loaded = (evicting_llama(path, **settings) for _ in range(2))
@@ -103,7 +103,7 @@ def test_parents_functions_keep_working(
     assert isinstance(state, llama_cpp.LlamaState)
     loaded.load_state(state)
     np.testing.assert_array_equal(loaded.scores[:150], saved.scores[:150])
-    assert loaded.kv.n_looked == 0  # what was retrieved before was for other queries
+    assert loaded.kv.n_looked == 0  # the rows retrieved before were for other queries
     assert_same_future(saved, loaded, random_tokens(rng, 60))
 
 
@@ -119,7 +119,7 @@ def test_parents_functions_keep_working(
     ],
     ids=lambda other: " ".join(other),
 )
-def test_state_of_other_settings_is_refused(
+def test_a_state_of_other_settings_is_refused(
     tmp_path: Path, path: Path, rng: np.random.Generator, other: dict[str, Any]
 ) -> None:
     saved = evicting_llama(path)
@@ -135,7 +135,7 @@ def test_state_of_other_settings_is_refused(
 
 
 @pytest.mark.parametrize("sizes", [{"n_layer": 3}, {"n_head_kv": 4}, {"head_size": 64}])
-def test_state_of_another_model_is_refused(
+def test_a_state_of_another_model_is_refused(
     tmp_path: Path, path: Path, rng: np.random.Generator, sizes: dict[str, int]
 ) -> None:
     saved = evicting_llama(path)
@@ -147,7 +147,9 @@ def test_state_of_another_model_is_refused(
 
 
 @pytest.mark.parametrize("evict", [True, False])
-def test_tokens_must_belong_to_the_state(path: Path, rng: np.random.Generator, evict: bool) -> None:
+def test_a_state_with_other_tokens_is_refused(
+    path: Path, rng: np.random.Generator, evict: bool
+) -> None:
     llm = evicting_llama(path, evict=evict)
     llm.eval(tokens := random_tokens(rng, 60))
     state = llm.kv_state()
@@ -159,10 +161,10 @@ def test_tokens_must_belong_to_the_state(path: Path, rng: np.random.Generator, e
 
 
 @pytest.mark.parametrize("evict", [True, False])
-def test_other_weights_of_the_same_shape_are_refused(
+def test_a_state_of_other_weights_of_the_same_shape_is_refused(
     tmp_path: Path, path: Path, rng: np.random.Generator, evict: bool
 ) -> None:
-    """So are other positions; a copy of the file is the same model."""
+    """Other positions are refused too; a copy of the file counts as the same model."""
     saved = evicting_llama(path, evict=evict)
     saved.eval(tokens := random_tokens(rng, 60))
     shape = {"n_layer": N_LAYER, "n_ctx_train": N_POS}
@@ -181,7 +183,7 @@ def test_other_weights_of_the_same_shape_are_refused(
 
 
 @pytest.mark.parametrize("evict", [True, False])
-def test_a_state_of_another_version_is_refused_by_it(
+def test_a_state_of_another_version_is_refused_with_the_version(
     path: Path, rng: np.random.Generator, evict: bool
 ) -> None:
     llm = evicting_llama(path, evict=evict)
@@ -196,7 +198,7 @@ def test_a_state_of_another_version_is_refused_by_it(
     for data in (b"", bytes(state[:50])):
         with pytest.raises(StateError, match="damaged"):
             llm.load_kv_state(data, tokens)
-    if evict:  # the library has a version of its own
+    if evict:  # the library has its own version
         state[7] += 1
         state[HEADER_BYTES + 8] += 1
         with pytest.raises(StateError, match="state does not fit"):
@@ -204,7 +206,7 @@ def test_a_state_of_another_version_is_refused_by_it(
         assert llm.n_tokens == llm.kv.used == 0
 
 
-def test_pinned_rows_are_those_of_the_reference(path: Path, rng: np.random.Generator) -> None:
+def test_pinned_rows_equal_the_reference(path: Path, rng: np.random.Generator) -> None:
     reference = ReferenceLlama.from_gguf(path, heavy=20, recent=12, slack=8, n_pos=N_POS)
     reference.pin(11)
     steps, _ = clear_steps(reference, rng, [8] * 19)
@@ -233,7 +235,7 @@ def test_too_many_pins_are_refused(path: Path) -> None:
     evicting_llama(path, evict=False).text.cache.pin(1000)
 
 
-def test_tail_is_removed_exactly_or_not_at_all(path: Path, rng: np.random.Generator) -> None:
+def test_a_tail_is_removed_exactly_or_refused(path: Path, rng: np.random.Generator) -> None:
     llm = evicting_llama(path)
     llm.eval(random_tokens(rng, 100))
     first = next(n for n in range(101) if n and llm.text.can_remove_tail(n))
@@ -251,7 +253,7 @@ def test_tail_is_removed_exactly_or_not_at_all(path: Path, rng: np.random.Genera
         llm.text.remove_tail(1)
 
 
-def test_a_new_text_has_counters_of_its_own(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_new_text_resets_the_counters(tmp_path: Path, rng: np.random.Generator) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=N_LAYER)
     llm = tiny_llama(path, hh=12, recent=9, slack=7)
     llm.eval(rng.integers(0, 300, 100).tolist())

@@ -1,4 +1,4 @@
-"""Several sequences, each with a stream of cells of its own, through llama.cpp's batches."""
+"""Several sequences, each with its own stream of cells, in llama.cpp's batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODEL = {"seed": 9, "n_layer": N_LAYER}
 
 @pytest.fixture(params=[False, True], ids=["ops", "one op"])
 def context(request: pytest.FixtureRequest, path: Path) -> Iterator[Context]:
-    """Attention out of llama.cpp's ops, or in one op of ours, which needs the other layout of V."""
+    """Attention from llama.cpp's ops, or in one op of ours, which needs the other layout of V."""
     context = Context(path, flash_attention=request.param)
     yield context
     context.close()
@@ -43,13 +43,13 @@ def references(path: Path, policy: str = "h2o") -> list[ReferenceLlama]:
 def compare(
     context: Context, expected: list[ReferenceLlama], *, margin: float = CLEAR_MARGIN
 ) -> None:
-    """Where no choice was closer than rounding."""
+    """Compare if no choice was closer than rounding."""
     for seq, reference in enumerate(expected):
         if reference.smallest_margin > margin:
             assert_same_rows(context.of[seq].rows, rows_of(reference))
 
 
-def test_sequences_keep_rows_of_their_own(
+def test_each_sequence_keeps_its_own_rows(
     context: Context, path: Path, rng: np.random.Generator
 ) -> None:
     context.attach(BUDGET)
@@ -88,10 +88,10 @@ def test_sequences_grow_at_different_speeds(
         in_research("expected:Expected:queries=4"),
     ],
 )
-def test_policies_look_at_one_sequence(
+def test_policies_see_one_sequence(
     context: Context, path: Path, rng: np.random.Generator, policy: str
 ) -> None:
-    """What they collect, weigh and ask is that of the sequence, in batches of several as well."""
+    """Their sums, queries and spans belong to one sequence, also in batches of several."""
     context.attach(replace(BUDGET, settings=replace(SETTINGS, policy=policy)))
     expected = references(path, policy)
     for _ in range(14):
@@ -140,7 +140,7 @@ def test_removal_is_exact_or_refused(context: Context, rng: np.random.Generator)
 
 
 @pytest.mark.parametrize("operation", ["copy", "shift", "divide"])
-def test_what_has_no_exact_meaning_stops_decoding_until_cleared(
+def test_an_inexact_operation_stops_decoding_until_cleared(
     context: Context, operation: str, rng: np.random.Generator
 ) -> None:
     context.attach(BUDGET)

@@ -1,4 +1,4 @@
-"""How often each property is tried, and the numbers at the end of a long run."""
+"""How many examples each property gets, and a summary after a long run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tries import Tries
 
 @pytest.fixture
 def tries(seed: int, request: pytest.FixtureRequest) -> Iterator[Tries]:
-    """Tries to break properties."""
+    """The number of examples per property."""
     tries = Tries(seed)
     yield tries
     request.node.user_properties.append(("tried", tries.n))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """How many examples were tried, where somebody has asked for many."""
+    """Print how many examples were tried, if a number was requested."""
     if "PYH2O_EXAMPLES" not in os.environ:
         return
     tried = {

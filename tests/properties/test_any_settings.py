@@ -1,4 +1,4 @@
-"""Settings of any kind are refused in one line, or they are what was asked for."""
+"""Random settings are accepted as given or refused with a one-line error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Policies = st.lists(
 MODEL: dict[str, Any] = {"seed": 3, "n_layer": 1}
 
 
-def test_eviction(tries: Tries) -> None:
+def test_eviction_settings_are_kept_or_refused(tries: Tries) -> None:
     names = [each.name for each in fields(EvictionSettings)]
     given = st.dictionaries(
         st.sampled_from(names), Odd | Policies | st.sampled_from(["exact", "auto", "f16"])
@@ -59,21 +59,21 @@ def test_eviction(tries: Tries) -> None:
     tries.every(asked, make_sense, examples=300)
 
 
-def test_sampling(tries: Tries) -> None:
+def test_sampling_settings_are_kept_or_refused(tries: Tries) -> None:
     given = st.dictionaries(st.sampled_from([each.name for each in fields(Sampling)]), Odd)
 
-    def is_fit_for_json(given: dict[str, Any]) -> None:
+    def is_valid_json(given: dict[str, Any]) -> None:
         sampling = or_refusal(lambda: Sampling(**given))
         if sampling is not None:
             saved = json.loads(json.dumps(asdict(sampling), allow_nan=False))
             assert Sampling(**saved) == sampling
 
-    tries.every(given, is_fit_for_json, examples=300)
+    tries.every(given, is_valid_json, examples=300)
 
 
 @pytest.mark.filterwarnings("ignore:embedding=True")
-def test_arguments(path: Path, tries: Tries) -> None:
-    """A model that they load reads and writes; llama.cpp ends no process."""
+def test_arguments_never_end_the_process(path: Path, tries: Tries) -> None:
+    """A model loaded with them reads and generates, and llama.cpp does not abort."""
     small = st.integers(-2, 70)
     values = {
         "n_ctx": st.integers(-2, 600), "hh": small | st.floats(0, 1), "recent": small,

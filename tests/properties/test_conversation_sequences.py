@@ -1,6 +1,6 @@
-"""Whatever is done with a conversation, its text is what was said, and a file of it is the same.
+"""After any operations a conversation's text is its messages, and a saved file restores it.
 
-All is evaluated token by token (`n_batch=1`): then no piece is rounded otherwise than another.
+Tokens are evaluated one by one (`n_batch=1`), so that chunks do not affect rounding.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "roomy": {"n_ctx": 1000, "hh": 500, "recent": 500},
     "full": {"n_ctx": 1000, "evict": False},
 }
-# What all that is read together is as when nothing is evicted.
+# With this capacity nothing is evicted from a text read at once.
 WHOLE = ("roomy", "full")
 
 Messages = st.lists(
     st.sampled_from(["why", "m", " and so ", "<|im_end|>", "<s>", "\n", "é☺"]), max_size=6
 ).map("".join)
 Limits = st.integers(1, 12)
-# How an answer is left: after so many pieces, or by an error in so many evaluations.
+# How an answer ends early: after `n` chunks of text, or by an error after `n` evaluations.
 Leaving = st.none() | st.tuples(
     st.sampled_from(["close", "interrupt", "fail"]), st.integers(1, 15), st.booleans()
 )
@@ -79,24 +79,24 @@ def scene(
 
 
 class ConversationSequence(RuleBasedStateMachine):
-    """What is said, and what the text has to be."""
+    """A conversation and its expected text."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__()
         self.scene = scene
         self.trap, self.file = scene.trap, scene.folder / "talk.h2o"
         self.trap.countdown = -1
-        self.begin()
+        self.start()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self.system: str | None = None
         self.turns: list[tuple[str, list[int]]] = []
-        self.kept: dict[int, Any] = {}  # what other attempts have said to the last message
+        self.kept: dict[int, Any] = {}  # previous answers to the last message
         self.talk = Conversation(self.scene.llms[0], sampling=Sampling(seed=1, temperature=2.0))
         self.is_exact = True
 
     def text(self, turns: list[tuple[str, list[int]]]) -> list[int]:
-        """The tokens of messages and answers."""
+        """Return the expected tokens of messages and answers."""
         parts = ChatTemplate(self.talk.llm.model, self.system)
         tokens: list[int] = []
         for message, answer in turns:
@@ -107,16 +107,16 @@ class ConversationSequence(RuleBasedStateMachine):
     # Answers
     # ---------------------------------------------------------------------------------------------
 
-    def said_last(self) -> dict[int, Any]:
-        """The attempt of the last answer, and what it is."""
+    def last_attempt(self) -> dict[int, Any]:
+        """Return the attempt number and the tokens of the last answer."""
         turn = self.talk.turns[-1]
         tokens = self.talk.tokens[turn.answer_start : turn.end]
         return {turn.attempt: (turn.answer, turn.finish, tokens)}
 
-    def hear(
+    def read_answer(
         self, answer: Any, message: str, n_before: int, leaving: Any, kept: dict[int, Any]
     ) -> None:
-        """Read an answer to a message that comes behind so many turns, and keeps others."""
+        """Read an answer to a message after `n` turns, and keep other attempts."""
         way, count, after = leaving or (None, -1, False)
         trap = self.trap
         if way in ("interrupt", "fail"):
@@ -135,7 +135,7 @@ class ConversationSequence(RuleBasedStateMachine):
             failed = type(error)
         trap.countdown = -1
         self.is_exact = self.is_exact and failed is None and n_before == len(self.turns)
-        # the same message may be given the same answer
+        # the same message can get the same answer
         if self.talk.turns == before and (failed is not None or not "".join(pieces)):
             return
         self.kept = kept
@@ -153,33 +153,33 @@ class ConversationSequence(RuleBasedStateMachine):
             self.talk.clear()
             self.turns, self.kept, self.is_exact = [], {}, False
         answer = self.talk.say(message, max_tokens=limit)
-        self.hear(answer, message, len(self.turns), leaving, {})
+        self.read_answer(answer, message, len(self.turns), leaving, {})
 
     @precondition(lambda self: self.turns)
     @rule(limit=Limits, leaving=Leaving)
     def regenerate(self, limit: int, leaving: Any) -> None:
         answer = self.talk.regenerate(max_tokens=limit)
-        kept = {**self.kept, **self.said_last()}
-        self.hear(answer, self.turns[-1][0], len(self.turns) - 1, leaving, kept)
+        kept = {**self.kept, **self.last_attempt()}
+        self.read_answer(answer, self.turns[-1][0], len(self.turns) - 1, leaving, kept)
 
     @precondition(lambda self: self.turns)
     @rule(message=Messages, limit=Limits, leaving=Leaving)
     def edit(self, message: str, limit: int, leaving: Any) -> None:
         answer = self.talk.edit(message, max_tokens=limit)
-        self.hear(answer, message, len(self.turns) - 1, leaving, {})
+        self.read_answer(answer, message, len(self.turns) - 1, leaving, {})
 
     @precondition(lambda self: self.turns)
     @rule(limit=Limits, leaving=Leaving)
-    def go_on(self, limit: int, leaving: Any) -> None:
-        """The answer begins as it did, unless the model had ended it."""
+    def resume(self, limit: int, leaving: Any) -> None:
+        """The answer keeps its start, unless the model had ended it."""
         message, tokens = self.turns[-1]
         if self.talk.turns[-1].finish == "stop":
             with pytest.raises(PyH2OError, match="the model has ended its answer"):
                 next(self.talk.go_on())
             return
         answer = self.talk.go_on(max_tokens=limit)
-        self.hear(answer, message, len(self.turns) - 1, leaving, self.kept)
-        # a stop text may have begun in what was shown
+        self.read_answer(answer, message, len(self.turns) - 1, leaving, self.kept)
+        # a stop text can start in the text shown so far
         n_same = len(tokens) - 1
         assert self.turns[-1][1][:n_same] == tokens[:n_same]
 
@@ -197,9 +197,9 @@ class ConversationSequence(RuleBasedStateMachine):
     @precondition(lambda self: self.kept)
     @rule(which=st.integers(0, 100))
     def choose(self, which: int) -> None:
-        """An answer that was replaced comes back, and the one in its place is kept in turn."""
+        """Restore a replaced answer, and keep the current one in its place."""
         attempt = sorted(self.kept)[which % len(self.kept)]
-        kept = {**self.kept, **self.said_last()}
+        kept = {**self.kept, **self.last_attempt()}
         self.talk.choose(attempt)
         self.turns[-1] = (self.turns[-1][0], kept.pop(attempt)[2])
         self.kept, self.is_exact = kept, False
@@ -240,14 +240,14 @@ class ConversationSequence(RuleBasedStateMachine):
             self.scene.llms.reverse()
         self.talk = Conversation.load(self.file, self.scene.llms[0], reread=again)
         self.is_exact = self.is_exact and not again
-        # of a text that is read again the system prompt has its own pins
+        # a text that is read again has the system prompt's own pins
         start = (self.talk.turns[0].start if self.talk.turns else len(self.talk.tokens)) * again
         assert self.talk.pins == tuple((max(a, start), b) for a, b in pins if b > start)
         assert self.talk.llm.archive_trouble == ""
 
     @rule()
-    def another_one(self) -> None:
-        """Takes the model: this one has to be loaded, and nothing of it is lost."""
+    def use_another_conversation(self) -> None:
+        """Another conversation takes the model: this one is reloaded without loss."""
         self.talk.save(self.file)
         said(Conversation(self.talk.llm).say("who", max_tokens=3))
         for step in (self.talk.undo, self.talk.clear, lambda: said(self.talk.say("me"))):
@@ -257,8 +257,8 @@ class ConversationSequence(RuleBasedStateMachine):
         self.talk = Conversation.load(self.file, self.talk.llm)
 
     @rule(message=Messages, limit=Limits, portable=st.booleans())
-    def a_file_goes_on_the_same(self, message: str, limit: int, portable: bool) -> None:
-        """As the conversation that was saved, bit for bit."""
+    def a_saved_file_continues_the_same(self, message: str, limit: int, portable: bool) -> None:
+        """Bit for bit like the saved conversation."""
         self.talk.save(self.file, portable=portable)
         mine, other = self.talk.llm, self.scene.llms[1]
         loaded = Conversation.load(self.file, other)
@@ -275,11 +275,11 @@ class ConversationSequence(RuleBasedStateMachine):
                 np.testing.assert_equal(mine.kv_rows(layer), other.kv_rows(layer))
 
     # ---------------------------------------------------------------------------------------------
-    # What holds
+    # Invariants
     # ---------------------------------------------------------------------------------------------
 
     @invariant()
-    def the_text_is_what_was_said(self) -> None:
+    def the_text_equals_the_messages(self) -> None:
         talk = self.talk
         assert [turn.user for turn in talk.turns] == [message for message, _ in self.turns]
         assert talk.system == self.system
@@ -297,11 +297,11 @@ class ConversationSequence(RuleBasedStateMachine):
             each.attempt: (each.answer, each.finish, list(each.tokens)) for each in talk._said.kept
         }
         assert found == self.kept
-        last = self.said_last() if self.turns else {}
+        last = self.last_attempt() if self.turns else {}
         assert [each.attempt for each in talk.answers] == sorted({**found, **last})
 
     @invariant()
-    def the_cache_holds_what_it_may(self) -> None:
+    def the_cache_stays_within_its_limits(self) -> None:
         kv, llm = self.talk.llm.kv, self.talk.llm
         assert kv.position == llm.n_tokens <= len(self.talk.tokens)
         assert llm.tokens.tolist() == self.talk.tokens[: llm.n_tokens]
@@ -310,13 +310,13 @@ class ConversationSequence(RuleBasedStateMachine):
     @precondition(lambda self: self.turns)
     @rule()
     def compare(self) -> None:
-        """With a model that has read the same text, if nothing was taken back or all is there."""
+        """Compare with a model that read the same text, unless an inexact tail was removed."""
         llm, anew = self.talk.llm, self.scene.llms[1]
         if llm.model.recalls or not (self.is_exact or self.scene.is_whole):
             return
         n_turns = len(self.turns)
         self.say("so", 1, None)
-        # the model may have said nothing, and the message was taken back
+        # the model may have generated nothing, which removes the message
         if len(self.turns) <= n_turns or not (self.is_exact or self.scene.is_whole):
             return
         anew.reset()
@@ -325,5 +325,5 @@ class ConversationSequence(RuleBasedStateMachine):
         np.testing.assert_array_equal(next_logits(llm), next_logits(anew))
 
 
-def test_any_sequence(scene: Scene, tries: Tries) -> None:
+def test_any_sequence_of_operations_keeps_the_invariants(scene: Scene, tries: Tries) -> None:
     tries.sequences(lambda: ConversationSequence(scene), examples=4)

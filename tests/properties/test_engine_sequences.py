@@ -1,7 +1,7 @@
-"""Whatever texts an engine had before, or has at the same time, each gets what it gets alone.
+"""Each text of an engine gets the same tokens as if it were alone.
 
-All is evaluated token by token (`n_batch=1`), with weights that ggml multiplies token by token:
-then not a bit of a text depends on its pieces or on other texts.
+Tokens are evaluated one by one (`n_batch=1`), with weights that ggml multiplies token by token. So
+no bit of a text depends on its chunks or on other texts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 N_PLACES = 2
 N_OWNERS = 3
 SETTINGS = {"n_ctx": 128, "hh": 16, "recent": 12, "slack": 8, "n_batch": 1}
-# How many texts that have no place are stored.
+# Number of snapshots without a slot.
 STORES: dict[str, dict[str, Any]] = {
     "all": {},
     "few": {"store_mib": 1},
@@ -42,14 +42,14 @@ STORES: dict[str, dict[str, Any]] = {
 }
 
 Tokens = st.lists(st.integers(3, 383), min_size=1, max_size=40)
-# Which of the earlier texts a prompt begins with, how much of it, what comes then, and how many
-# tokens are drawn.
+# Which earlier text a prompt starts with, how much of it, what follows, and how many
+# tokens are sampled.
 Prompts = st.tuples(st.integers(0, 9), st.floats(0, 1), Tokens, st.integers(1, 12))
 
 
 @dataclass
 class Scene:
-    """An engine, and the same model for one text."""
+    """An engine, and the same model for a single text."""
 
     engine: Engine
     alone: Llama
@@ -66,7 +66,7 @@ def scene(path: Path, request: Any, tmp_path: Path) -> Iterator[Scene]:
 
 
 def complete(llm: Llama, prompt: list[int], n: int) -> list[int]:
-    """The tokens that the model likes best behind a prompt."""
+    """Return the model's most probable tokens after a prompt."""
     drawn: list[int] = []
     for token in llm.generate(prompt, temp=0.0):
         drawn.append(token)
@@ -78,7 +78,7 @@ def complete(llm: Llama, prompt: list[int], n: int) -> list[int]:
 
 
 class EngineSequence(RuleBasedStateMachine):
-    """Texts that come and go, and what each has to be."""
+    """Texts of an engine and their expected tokens."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__()
@@ -93,15 +93,15 @@ class EngineSequence(RuleBasedStateMachine):
         return text[: round(share * len(text))] + more, n
 
     def check(self, prompt: list[int], drawn: list[int]) -> None:
-        """As the model draws that has read nothing else."""
+        """Compare with a model that has read nothing else."""
         self.alone.reset()
         assert complete(self.alone, prompt, len(drawn)) == drawn
         if len(prompt) < 200:
             self.texts.append(prompt + drawn)
 
     @rule(drawn=st.lists(Prompts, min_size=1, max_size=4))
-    def complete_at_once(self, drawn: list[Any]) -> None:
-        """One text, or several at the same time; more than there are places wait."""
+    def complete_concurrently(self, drawn: list[Any]) -> None:
+        """Complete one text or several at the same time; texts wait if no slot is free."""
         prompts = [self.prompt_of(each) for each in drawn]
 
         def work(prompt: list[int], n: int) -> list[int]:
@@ -113,16 +113,16 @@ class EngineSequence(RuleBasedStateMachine):
             self.check(prompt, tokens)
 
     @rule(drawn=Prompts)
-    def break_off(self, drawn: Any) -> None:
-        """A text that ends by an error leaves nothing wrong."""
+    def fail(self, drawn: Any) -> None:
+        """A text that ends with an error leaves no trace."""
         prompt, n = self.prompt_of(drawn)
         with suppress(ZeroDivisionError), llama_in(self.engine, prompt, n_new=n) as llm:
             complete(llm, prompt, n)
             raise ZeroDivisionError
 
     @rule(which=st.integers(0, N_OWNERS - 1), tokens=Tokens)
-    def go_on(self, which: int, tokens: list[int]) -> None:
-        """An owner's text goes on in its place, or is read again."""
+    def resume(self, which: int, tokens: list[int]) -> None:
+        """An owner's text continues in its slot or is read again."""
         text = self.owned[which] if len(self.owned[which]) < 200 else []
         with llama_in(self.engine, owner=self.owners[which]) as llm:
             if llm.slot.keeps_text and text:
@@ -139,15 +139,15 @@ class EngineSequence(RuleBasedStateMachine):
         assert likeliest == self.alone.sample(temp=0.0)
 
     @rule(which=st.integers(0, N_OWNERS - 1))
-    def move_out(self, which: int) -> None:
+    def release_slots(self, which: int) -> None:
         self.engine.move_out(self.owners[which])
 
     @invariant()
-    def all_places_are_free(self) -> None:
+    def all_slots_are_free(self) -> None:
         assert (self.engine.n_running, self.engine.n_waiting) == (0, 0)
         for place in self.engine.report():
             assert place.kv.used <= place.kv.capacity
 
 
-def test_any_sequence(scene: Scene, tries: Tries) -> None:
+def test_any_sequence_of_texts_equals_texts_alone(scene: Scene, tries: Tries) -> None:
     tries.sequences(lambda: EngineSequence(scene), examples=6)

@@ -1,6 +1,6 @@
-"""Whatever was done with a `Llama`, it goes on as a new one that has read the same tokens.
+"""After any operations a `Llama` continues like a new one that has read the same tokens.
 
-All is evaluated token by token (`n_batch=1`): then no piece is rounded otherwise than another.
+Tokens are evaluated one by one (`n_batch=1`), so that chunks do not affect rounding.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ MODEL: dict[str, Any] = {"seed": 7, "n_layer": 2, "n_ctx_train": 200, "dtype": Q
 
 @dataclass(frozen=True)
 class Done:
-    """What a text is, for a new model to do it too.
+    """Operations on a text, which a new model can repeat.
 
     Attributes:
-        steps: ("eval", tokens), ("pin", n), ("spans", spans) and ("forget", spans).
-        exact: whether the rest is known; a text that was shortened has a trace of what it was.
-        compactions: after so many its rows are still what they would be without that trace.
-        whole: whether the recent rows are all there, which a text that was shortened may lack.
+        steps: ("eval", tokens), ("pin", n), ("spans", spans) and ("drop", spans).
+        exact: whether the other fields are known; removing a tail leaves its attention in the
+            scores.
+        compactions: number of compactions before which the rows do not depend on that trace.
+        whole: whether all recent rows are present; after a removed tail some can be missing.
     """
 
     steps: tuple[tuple[str, Any], ...] = ()
@@ -67,12 +68,12 @@ class Done:
         return any(kind == each for each, _ in self.steps)
 
     def first(self, n_tokens: int) -> Done:
-        """The first tokens, and whatever else was done."""
+        """Return the first tokens and all other operations."""
         steps, n_left = [], n_tokens
         for kind, what in self.steps:
             if kind == "eval":
                 what, n_left = what[:n_left], max(0, n_left - len(what))
-            if kind == "forget":
+            if kind == "drop":
                 what = [span for span in what if span[1] <= n_tokens]
             steps.append((kind, what))
         return replace(self, steps=tuple(steps))
@@ -80,7 +81,7 @@ class Done:
 
 @dataclass
 class Models:
-    """One that is used, and one that does the same anew."""
+    """The model under test, and one that repeats its operations."""
 
     used: Llama
     anew: Llama
@@ -98,7 +99,7 @@ def models(path: Path, request: Any) -> Iterator[Models]:
 
 
 class LlamaSequence(RuleBasedStateMachine):
-    """What is done with a model, and what its text has to be."""
+    """Operations on a model and its expected text."""
 
     states: Bundle[Any] = Bundle("states")
 
@@ -114,7 +115,7 @@ class LlamaSequence(RuleBasedStateMachine):
         return done.exact and done.compactions in (None, self.llm.kv.compactions)
 
     def shortened(self, n_tokens: int) -> None:
-        """The text has lost its end, of which the scores know."""
+        """The text has lost its tail, which the scores still contain."""
         llm, done = self.llm, self.done
         nothing_evicted = llm.kv.used == llm.n_tokens
         exact = self.is_exact and nothing_evicted
@@ -139,7 +140,7 @@ class LlamaSequence(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1), tokens=Tokens, n=st.integers(1, 20))
     def generate(self, share: float, tokens: list[int], n: int) -> None:
-        """A prompt that has a beginning of the text, or all of it."""
+        """Use a prompt that starts with all or a part of the text."""
         if len(self.done.tokens) >= LONGEST:
             return
         text = self.llm.text.tokens[self.llm.text.kept_positions].tolist()
@@ -172,8 +173,8 @@ class LlamaSequence(RuleBasedStateMachine):
 
     @precondition(lambda self: self.done.tokens)
     @rule(back=st.integers(1, 60), tokens=Tokens)
-    def set_back(self, back: int, tokens: list[int]) -> None:
-        """As programs for llama_cpp do it."""
+    def rewind(self, back: int, tokens: list[int]) -> None:
+        """As programs for llama_cpp do."""
         n_tokens = max(1, len(self.done.tokens) - back)
         can = self.llm.text.can_remove_tail(n_tokens)
         self.llm.n_tokens = n_tokens
@@ -208,14 +209,14 @@ class LlamaSequence(RuleBasedStateMachine):
 
     @precondition(lambda self: self.llm.evicting and self.done.tokens)
     @rule(start=st.integers(0, 200), n=st.integers(1, 60))
-    def forget(self, start: int, n: int) -> None:
+    def drop_spans(self, start: int, n: int) -> None:
         spans = [(start, start + n)]
         try:
             self.llm.text.drop_spans(spans)
         except SettingsError as error:
             refused(error)
         else:
-            self.done = self.done.then("forget", spans)
+            self.done = self.done.then("drop", spans)
 
     @rule(target=states, whole=st.booleans())
     def save(self, whole: bool) -> Any:
@@ -236,7 +237,7 @@ class LlamaSequence(RuleBasedStateMachine):
 
     @rule(saved=states, changes=edits(4000), n_more=st.integers(-1, 1))
     def load_damaged(self, saved: Any, changes: list[Edit], n_more: int) -> None:
-        """Refused, and then the text is empty; or it is nothing that was changed."""
+        """A damaged state is refused and empties the text, or the damage had no effect."""
         state, done, _ = saved
         if not isinstance(state, bytes) or not self.llm.evicting:
             return
@@ -251,17 +252,17 @@ class LlamaSequence(RuleBasedStateMachine):
             self.load(saved)
 
     # ---------------------------------------------------------------------------------------------
-    # What holds
+    # Invariants
     # ---------------------------------------------------------------------------------------------
 
     @invariant()
-    def the_text_is_what_was_given(self) -> None:
+    def the_text_equals_the_input(self) -> None:
         llm, tokens = self.llm, self.done.tokens
         assert llm.input_ids[: llm.n_tokens].tolist() == tokens
         assert llm.kv.position == llm.n_tokens == len(tokens)
 
     @invariant()
-    def the_cache_holds_what_it_may(self) -> None:
+    def the_cache_stays_within_its_limits(self) -> None:
         llm, kv = self.llm, self.llm.kv
         if not llm.evicting:
             return
@@ -284,27 +285,26 @@ class LlamaSequence(RuleBasedStateMachine):
 
     @rule(token=st.integers(3, N_VOCAB - 1))
     def compare(self, token: int) -> None:
-        """The model and a new one give the same logits, and hold the same rows."""
+        """The model and a new one give the same logits and keep the same rows."""
         if not self.is_exact or len(self.done.tokens) > LONGEST:
             return
         self.llm.eval([token])
         self.done = self.done.then("eval", [token])
-        exact = self.is_exact  # the token may have been one too many
+        exact = self.is_exact  # the token may have exceeded the limit
         anew = self.anew
         anew.reset()
         for kind, what in self.done.steps:
             do = {"eval": anew.eval, "pin": anew.text.cache.pin, "spans": anew.pin_spans}
-            (do | {"forget": anew.text.drop_spans})[kind](what)
+            (do | {"drop": anew.text.drop_spans})[kind](what)
         if exact:
             np.testing.assert_array_equal(next_logits(self.llm), next_logits(anew))
 
 
-def test_any_sequence(models: Models, tries: Tries) -> None:
+def test_any_sequence_of_operations_keeps_the_invariants(models: Models, tries: Tries) -> None:
     tries.sequences(lambda: LlamaSequence(models), examples=12)
 
 
-def test_the_model_is_small(models: Models) -> None:
-    """Enough happens in a sequence: compactions, and re-bases or found rows."""
+def test_sequences_reach_compactions_and_rebases_or_retrieval(models: Models) -> None:
     llm = models.used
     llm.reset()
     llm.eval([7] * 300)

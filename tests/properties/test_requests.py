@@ -1,4 +1,4 @@
-"""No request is a fault of the server: each is answered, or refused in one line."""
+"""Every random request is answered or refused with a one-line error; the server never fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ loopback = needed("loopback", name="the server's packages")
 
 SESSIONS = "/v1/sessions"
 SHORT = {"max_tokens": 2}
-# Each with good bodies; {name} is a conversation, a story, or none.
+# Each with valid bodies; {name} is a conversation, a story, or neither.
 ROUTES: list[tuple[str, str, list[dict[str, Any]]]] = [
     ("POST", COMPLETIONS, [{**GOOD[COMPLETIONS], "stop": ["zz"], "logit_bias": {"5": 1}}]),
     ("POST", CHAT, [{**GOOD[CHAT], "tools": [TOOL], "response_format": {"type": "json_object"}}]),
@@ -122,7 +122,7 @@ def ask(server: Any, method: str, route: str, data: bytes | None) -> Any:
 
 
 def check(reply: Any, route: str) -> None:
-    """It is an answer or a refusal, and tells nothing of the machine."""
+    """Check that it is an answer or an error without details of the machine."""
     assert reply.status in (200, 204, 400, 404, 405, 409, 413), (
         reply.status,
         reply.body[:500],
@@ -145,7 +145,7 @@ def check(reply: Any, route: str) -> None:
 
 @pytest.fixture(autouse=True)
 def sessions(server: Any) -> None:
-    """A conversation and a story that may be changed."""
+    """A conversation and a story that requests can change."""
     for name, body in [("talk", {}), ("story", {"kind": "story", "text": "once upon"})]:
         ask(server, "DELETE", f"{SESSIONS}/{name}", None)
         assert ask(server, "POST", SESSIONS, json_bytes({"name": name, **body})).status == 200
@@ -156,7 +156,7 @@ def route_with(route: str, name: str, query: dict[str, str]) -> str:
     return f"{path}?{urlencode(query)}" if query else path
 
 
-def test_bodies(server: Any, tries: Tries) -> None:
+def test_any_body_is_answered_or_refused(server: Any, tries: Tries) -> None:
     asked = st.tuples(
         st.sampled_from(ROUTES).flatmap(
             lambda route: st.tuples(st.just(route[:2]), st.sampled_from(route[2]))
@@ -169,7 +169,7 @@ def test_bodies(server: Any, tries: Tries) -> None:
     def answered(request: tuple[Any, str, list[Oddity], list[Edit]]) -> None:
         ((method, route), good), name, odd, changes = request
         body = made_odd(copy.deepcopy(good), odd)
-        # nobody waits for an answer without an end
+        # an endless answer is not awaited
         if isinstance(body, dict) and ("n" in body or "max_tokens" not in body):
             body.update({"max_tokens": 2} if "max_tokens" in good else {})
         data = edited(json_bytes(body), changes, b'{"a": [1, "\\ud800", NaN]}')
@@ -179,7 +179,7 @@ def test_bodies(server: Any, tries: Tries) -> None:
     server.answers_well()
 
 
-def test_what_is_read(server: Any, tries: Tries) -> None:
+def test_any_path_and_query_are_answered_or_refused(server: Any, tries: Tries) -> None:
     asked = st.tuples(st.sampled_from(READ), Names, Queries)
     for message in ("why is it so", "and then"):
         said = {"message": message, "max_tokens": 9}

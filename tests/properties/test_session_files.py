@@ -1,4 +1,4 @@
-"""Session files made wrong in any way are refused, or what is loaded is what was saved."""
+"""A damaged session file is refused, or the loaded session equals the saved one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 from tries import Tries, or_refusal, refused
 
-AFTER = 5  # a token that comes next
+AFTER = 5  # the next token
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def llm(path: Path) -> Iterator[Llama]:
 
 @dataclass
 class Saved:
-    """A session that was saved, and what it has to be when it is loaded."""
+    """A saved session and its expected content after loading."""
 
     kind: type[Conversation] | type[Story]
     file: Path
@@ -50,7 +50,7 @@ class Saved:
     logits: np.ndarray
 
     def load(self, data: bytes, llm: Llama) -> Any:
-        """The session in other data; None if that is refused, and the model is as it was then."""
+        """Return the loaded session, or None if it is refused and the model is unchanged."""
         self.file.write_bytes(data)
         n_before = llm.n_tokens
         loaded = or_refusal(lambda: self.kind.load(self.file, llm))
@@ -58,7 +58,7 @@ class Saved:
         return loaded
 
     def check(self, loaded: Any) -> None:
-        """It is what was saved; or else its state is not there, and it says so."""
+        """Check that it equals the saved session, or reports that its cache state is missing."""
         assert about(loaded) == self.about
         self.check_text(loaded)
 
@@ -77,8 +77,8 @@ def about(session: Any) -> list[Any]:
     return [session.text(), session.held_back, session.sampling, session.finish, session.pins]
 
 
-def begun(kind: type[Any], llm: Llama, seed: int) -> Any:
-    """A session of some length; of every seed it is as long."""
+def started(kind: type[Any], llm: Llama, seed: int) -> Any:
+    """Return a session of a length that depends only on the seed."""
     if kind is Conversation:
         talk = Conversation(llm, sampling=Sampling(seed=seed, temperature=5.0, top_k=0))
         for length in (20, 60, 90):
@@ -94,9 +94,9 @@ def begun(kind: type[Any], llm: Llama, seed: int) -> Any:
 @pytest.fixture(scope="module", params=[Conversation, Story], ids=["conversation", "story"])
 def saved(request: Any, llm: Llama, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     file = tmp_path_factory.mktemp("saved") / "a.h2o"
-    begun(request.param, llm, 1).save(file)
+    started(request.param, llm, 1).save(file)
     other = file.read_bytes()
-    session = begun(request.param, llm, 2)
+    session = started(request.param, llm, 2)
     session.save(file)
     tokens, seen = list(session._text.tokens), about(session)
     assert llm.kv.compactions > 0
@@ -105,14 +105,16 @@ def saved(request: Any, llm: Llama, tmp_path_factory: pytest.TempPathFactory) ->
     return Saved(request.param, file, file.read_bytes(), other, tokens, seen, logits)
 
 
-def test_what_is_saved_is_loaded(saved: Saved, llm: Llama) -> None:
-    """Or else the other tests would tell nothing."""
+def test_a_saved_session_is_loaded(saved: Saved, llm: Llama) -> None:
+    """Otherwise the other tests would prove nothing."""
     loaded = saved.load(saved.data, llm)
     assert llm.n_tokens > 100
     saved.check(loaded)
 
 
-def test_damaged_files(saved: Saved, llm: Llama, tries: Tries) -> None:
+def test_a_damaged_file_is_refused_or_loads_the_saved_session(
+    saved: Saved, llm: Llama, tries: Tries
+) -> None:
     def check(changes: list[Any]) -> None:
         loaded = saved.load(edited(saved.data, changes, saved.other), llm)
         if loaded is not None:
@@ -123,8 +125,10 @@ def test_damaged_files(saved: Saved, llm: Llama, tries: Tries) -> None:
 
 
 @pytest.mark.parametrize("member", [TOKENS, KV])
-def test_changed_members(saved: Saved, llm: Llama, tries: Tries, member: str) -> None:
-    """Each part is whole, but they do not belong together."""
+def test_mixed_parts_of_files_are_refused_or_load_the_saved_session(
+    saved: Saved, llm: Llama, tries: Tries, member: str
+) -> None:
+    """Each part is intact, but they do not belong together."""
     members, others = members_of(saved.data), members_of(saved.other)
 
     def check(changes: list[Any]) -> None:
@@ -136,8 +140,10 @@ def test_changed_members(saved: Saved, llm: Llama, tries: Tries, member: str) ->
     tries.every(st.just([]) | edits(len(members[member])), check, examples=60)
 
 
-def test_changed_headers(saved: Saved, llm: Llama, tries: Tries) -> None:
-    """Somebody may edit them: the text stays, and what comes next is refused or works."""
+def test_an_edited_header_keeps_the_text_or_is_refused(
+    saved: Saved, llm: Llama, tries: Tries
+) -> None:
+    """Also if a person edited it: the text stays, and later operations are refused or work."""
     members = members_of(saved.data)
     header = json.loads(members[HEADER])
 
@@ -151,36 +157,36 @@ def test_changed_headers(saved: Saved, llm: Llama, tries: Tries) -> None:
         before = about(loaded)
         loaded.save(saved.file)
         now = json.loads(members_of(saved.file.read_bytes())[HEADER])
-        assert says(now["header"], odd["header"])
+        assert contains(now["header"], odd["header"])
         loaded = saved.kind.load(saved.file, llm)
         assert about(loaded) == before
         try:
-            goes_on(loaded)
+            continues(loaded)
         except PyH2OError as error:
             refused(error)
 
     tries.every(oddities(), check, examples=150)
 
 
-# What the place of the model and a refused state of the cache change, and the name of an archive:
-# what cannot be one is none, since a session opens without its archive, too.
+# Fields that depend on the model's path, on a refused cache state, and the archive's name. An
+# invalid value counts as missing, since a session also opens without its archive.
 OWN = {"model", "cached", "known", "archive"}
 
 
-def says(found: Any, header: Any) -> bool:
-    """Whether all that a header says was found; what is missing in it has a default."""
+def contains(found: Any, header: Any) -> bool:
+    """Return whether all of a header's fields were read; missing fields have defaults."""
     if isinstance(header, dict) and isinstance(found, dict):
         return all(
-            name in OWN or (name in found and says(found[name], value))
+            name in OWN or (name in found and contains(found[name], value))
             for name, value in header.items()
         )
     if isinstance(header, list) and isinstance(found, list):
-        return len(found) == len(header) and all(map(says, found, header))
+        return len(found) == len(header) and all(map(contains, found, header))
     return bool(found == header)
 
 
-def goes_on(session: Any) -> None:
-    """What people do next."""
+def continues(session: Any) -> None:
+    """Apply the usual next operations."""
     if isinstance(session, Conversation):
         said(session.say("why", max_tokens=2))
         said(session.regenerate(max_tokens=2))

@@ -1,4 +1,4 @@
-"""Which rows of a head stay: the pinned, the recent and the best, in fair shares of the text."""
+"""Row selection of a head: pinned, recent and best rows in fair shares of the text."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
 
 
-def test_select_keeps_what_it_must(cases: Cases) -> None:
-    """Pinned, recent, and of the rest the best; never more, never fewer; in any order of rows."""
+def test_select_keeps_pinned_recent_and_best_rows(cases: Cases) -> None:
+    """Exactly as many as the budget, in any order of rows."""
     for _, rng in cases(range(200)):
         n_rows = int(rng.integers(1, 60))
         pinned, heavy, recent = (int(count) for count in rng.integers(0, 25, 3))
@@ -45,7 +45,7 @@ def test_select_keeps_the_newer_of_equal_scores() -> None:
 
     kept = select(scores, np.arange(6), pinned=0, heavy=3, recent=1)
 
-    # 5 is recent, 1 and 4 have the scores, and of 0, 2, 3 the newest fills up.
+    # 5 is recent, 1 and 4 have the scores, and the newest of 0, 2, 3 fills the budget.
     assert kept.tolist() == [1, 3, 4, 5]
 
 
@@ -60,7 +60,7 @@ def test_select_keeps_the_newer_of_equal_scores() -> None:
         ([0.0, 1.0], [0, 1], (0, 1, -1), "recent"),
     ],
 )
-def test_select_refuses_nonsense(
+def test_select_refuses_invalid_arguments(
     scores: list[float], positions: list[int], counts: tuple[int, int, int], message: str
 ) -> None:
     pinned, heavy, recent = counts
@@ -71,7 +71,7 @@ def test_select_refuses_nonsense(
 @pytest.mark.parametrize(
     "wrong", [{"heavy": -1}, {"recent": 0}, {"pinned": -1}, {"slack": 0}, {"heavy": 0.1}]
 )
-def test_parameters_are_checked(wrong: dict[str, Any]) -> None:
+def test_invalid_parameters_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         EvictionParameters(**{"heavy": 1, "recent": 1, "pinned": 0, "slack": 1, **wrong})
 
@@ -93,7 +93,9 @@ def test_parameters_are_checked(wrong: dict[str, Any]) -> None:
         ([3, 5], 0, [0, 0]),
     ],
 )
-def test_quotas(lengths: list[int], n_places: int, expected: list[int]) -> None:
+def test_quotas_equal_the_expected_shares(
+    lengths: list[int], n_places: int, expected: list[int]
+) -> None:
     assert quotas(lengths, n_places).tolist() == expected
 
 
@@ -108,16 +110,16 @@ def test_quotas_are_near_the_exact_shares(rng: np.random.Generator) -> None:
             assert not given[lengths == 0].any()
 
 
-def test_segments_get_their_shares_of_the_text_not_of_what_is_left() -> None:
-    """Of [0, 10), [10, 30) and [30, 39] 3, 6 and 3 of 12 places; the rest is pinned or recent.
+def test_segments_get_shares_by_their_length_in_the_text() -> None:
+    """[0, 10), [10, 30) and [30, 39] get 3, 6 and 3 of 12 rows; the others are pinned or recent.
 
-    Positions that compete or did: 1 .. 9 but 4 and 5 (7), 10 .. 29 (20), 30 .. 36 (7), so of 12
-    places 2.47, 7.06 and 2.47: 2, 7, 2, and the newer of the equal remainders 3.
+    Positions that compete or did: 1 .. 9 except 4 and 5 (7), 10 .. 29 (20), 30 .. 36 (7). Of 12
+    rows that gives 2.47, 7.06 and 2.47: 2, 7, 2, and the newer of the equal remainders gets 3.
     """
     rule: dict[str, Any] = {"pinned": 1, "recent": 3, "spans": [(4, 6)], "starts": [10, 30]}
     positions = np.array([0, 1, 2, 3, 4, 5, *range(12, 40)])
     scores = np.where(positions < 10, 100.0, positions)
-    # 34 rows and a budget of 1 + 14 + 3: pinned 0, 4, 5; recent 37 .. 39; 12 places
+    # 34 rows and a budget of 1 + 14 + 3: pinned 0, 4, 5; recent 37 .. 39; 12 free
     kept = select(scores, positions, heavy=14, **rule)
     assert positions[kept].tolist() == [0, 2, 3, 4, 5, *range(23, 30), *range(34, 40)]
     # 3 and 1, 23 and 22, 34 and 33: 0 (the first segment is a tie), 1 and 1
@@ -126,12 +128,12 @@ def test_segments_get_their_shares_of_the_text_not_of_what_is_left() -> None:
     assert margin(scores, positions, kept, **rule) == 1
 
 
-def test_what_a_segment_leaves_goes_to_the_best_of_the_others() -> None:
-    """12 places for lengths 20, 10, 10: 6, 3, 3; the first has 2 rows, and leaves 4."""
+def test_unused_shares_go_to_the_best_rows_of_other_segments() -> None:
+    """12 rows for lengths 20, 10, 10: 6, 3, 3; the first segment has 2 rows, so 4 are left."""
     positions = np.array([3, 7, *range(20, 40), 40])
     scores = np.concatenate([[0, 0], np.arange(10), 3 * np.arange(10) + 0.5, [0]])
     kept = select(scores, positions, pinned=0, heavy=12, recent=1, starts=[20, 30])
-    # Segment 2 keeps 7, 8, 9, segment 3 the last three; the best of the others are 4 of the third.
+    # Segment 2 keeps 7, 8, 9, segment 3 the last three; the best others are 4 of the third.
     assert positions[kept].tolist() == [3, 7, 27, 28, 29, *range(33, 40), 40]
     # 7 - 6 in the second segment, 9.5 - 6.5 in the third, 9.5 - 6.5 over all.
     rule: dict[str, Any] = {"pinned": 0, "recent": 1, "starts": [20, 30]}
@@ -162,6 +164,6 @@ def test_infinite_scores_have_a_margin() -> None:
         ({"starts": (5, 5)}, "starts must be ascending"),
     ],
 )
-def test_spans_and_starts_are_checked(change: dict[str, Any], message: str) -> None:
+def test_invalid_spans_and_starts_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EvictionParameters(heavy=10, recent=5, **change)

@@ -1,4 +1,4 @@
-"""The cache of one layer, on random queries, keys and values."""
+"""The cache of one layer on random queries, keys and values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ N_HEAD_KV, HEAD_SIZE = 2, 8
 
 
 class NaiveHead:
-    """One KV head, written a second time: keeps every row, row by row, and masks with -inf."""
+    """One KV head, implemented a second time: keeps every row and masks with -inf."""
 
     def __init__(self, parameters: EvictionParameters) -> None:
         self.parameters = parameters
@@ -62,7 +62,7 @@ class NaiveHead:
         return outputs
 
     def compact(self) -> None:
-        """Evict the worst row, again and again, until the budget is met."""
+        """Evict the worst row repeatedly until the budget is met."""
         newest = len(self.keys) - 1
         while len(self.kept) > self.parameters.budget:
             loser = min(
@@ -77,7 +77,7 @@ class NaiveHead:
 
 
 def compact_layer(cache: LayerCache, parameters: EvictionParameters) -> None:
-    """A compaction of one layer; H2O does not look at rotary embeddings."""
+    """Compact one layer; H2O ignores rotary embeddings."""
     compact([cache], parameters, H2O(), np.empty(0))
 
 
@@ -89,7 +89,7 @@ def evaluate(
     values: FloatArray,
     position: int,
 ) -> FloatArray:
-    """Do with one layer what the model does: compact if need be, append, attend, add the scores.
+    """Do what the model does with one layer: compact if needed, append, attend, add the scores.
 
     queries [n_head, n, d], keys and values [n_head_kv, n, d] to outputs [n_head, n, d].
     """
@@ -114,10 +114,10 @@ def evaluate(
         EvictionParameters(heavy=20, recent=1, pinned=1, slack=64),
     ],
 )
-def test_dropping_equals_masking(
+def test_dropping_rows_equals_masking_them(
     rng: np.random.Generator, parameters: EvictionParameters, keep_all: bool
 ) -> None:
-    """64 tokens in full chunks, 200 in any, against all keys with -inf masks."""
+    """64 tokens in full chunks and 200 in any chunks, against all keys with -inf masks."""
     n_head_kv, group, size = 2, 3, 8
     cache = LayerCache(
         n_head_kv, size, cache_dtype=np.float64, score_dtype=np.float64, keep_all=keep_all
@@ -146,8 +146,8 @@ def test_dropping_equals_masking(
     assert cache.keys.shape[1] == (position if keep_all else cache.n_rows)
 
 
-def test_slack_1_is_the_algorithm_of_the_paper(rng: np.random.Generator) -> None:
-    """Attend budget + 1 rows, then evict one per head, as the authors' real dropping cache does."""
+def test_a_slack_of_1_is_the_algorithm_of_the_paper(rng: np.random.Generator) -> None:
+    """Attend to budget + 1 rows, then evict one per head, as the authors' dropping cache does."""
     n_head, size, heavy, recent = 3, 8, 8, 8
     cache = LayerCache(n_head, size, cache_dtype=np.float64, score_dtype=np.float64)
     keys, values = np.empty((2, n_head, 0, size))
@@ -176,8 +176,8 @@ def test_slack_1_is_the_algorithm_of_the_paper(rng: np.random.Generator) -> None
             positions, sums = (np.take_along_axis(x, keep, axis=1) for x in (positions, sums))
 
 
-def test_small_attention_counts_beside_a_large_score() -> None:
-    """A float16 sum loses 0.3 beside 4096; scores are float32 even where rows are float16."""
+def test_small_attention_counts_next_to_a_large_score() -> None:
+    """A float16 sum loses 0.3 next to 4096; scores are float32 even if rows are float16."""
     cache = LayerCache(1, 2, cache_dtype=np.float16)
     cache.append(np.zeros((1, 1, 2)), np.zeros((1, 1, 2)), np.array([0]))
     cache.add_scores(np.array([[4096]], dtype=np.float32))
@@ -189,7 +189,7 @@ def test_small_attention_counts_beside_a_large_score() -> None:
 
 
 def test_the_score_is_the_mean_over_the_query_heads_of_a_group() -> None:
-    """Four query heads on two KV heads, two queries, three rows; worked out by hand."""
+    """Four query heads on two KV heads, two queries, three rows; computed by hand."""
     probabilities = np.array(
         [
             [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]],
@@ -204,7 +204,7 @@ def test_the_score_is_the_mean_over_the_query_heads_of_a_group() -> None:
     np.testing.assert_allclose(collected, [[1.0, 0.75, 0.25], [0.6, 0.1, 1.3]])
 
 
-def test_squares_by_hand() -> None:
+def test_sums_of_squares_match_values_computed_by_hand() -> None:
     """Two query heads of one KV head: (.25 + .01) / 2 + .81 / 2 and (.25 + .81) / 2 + .01 / 2."""
     probabilities = np.array([[[0.5, 0.5], [0.0, 0.0]], [[0.1, 0.9], [0.9, 0.1]]])
     np.testing.assert_allclose(collected_squares(probabilities, 1), [[0.535, 0.535]])
@@ -229,13 +229,13 @@ def cache_of(
     return cache
 
 
-def test_the_last_queries_are_remembered(rng: np.random.Generator) -> None:
-    """In chunks of any size; those of a text that is taken back go with it."""
+def test_the_last_queries_are_recorded(rng: np.random.Generator) -> None:
+    """In chunks of any size; a removed tail removes its queries."""
     cache = cache_of(rng, 30, n_queries=5)
     queries = rng.standard_normal((4, 30, HEAD_SIZE))
     for start, end in ((0, 1), (1, 4), (4, 24), (24, 30)):
         positions = np.arange(start, end)
-        cache.remember_queries(queries[:, start:end], positions, positions - 3)
+        cache.record_queries(queries[:, start:end], positions, positions - 3)
         expected = np.arange(max(0, end - 5), end)
         assert cache.queries.positions.tolist() == expected.tolist()
         assert cache.queries.rotary_positions.tolist() == (expected - 3).tolist()
@@ -248,15 +248,15 @@ def test_the_last_queries_are_remembered(rng: np.random.Generator) -> None:
     cache.remove(20)
     assert cache.queries.positions.size == 0
     assert cache.query_attention().shape == (2, 0, 20)
-    cache.remember_queries(queries[:, 20:22], np.array([20, 21]), np.array([20, 21]))
+    cache.record_queries(queries[:, 20:22], np.array([20, 21]), np.array([20, 21]))
     assert cache.queries.positions.tolist() == [20, 21]
 
 
-def test_queries_do_not_see_their_future(rng: np.random.Generator) -> None:
-    """Row by row: softmax over the rows in use up to the query's own, mean over the group."""
+def test_queries_do_not_attend_to_later_rows(rng: np.random.Generator) -> None:
+    """Row by row: softmax over the rows up to the query's position, mean over the group."""
     cache = cache_of(rng, 12, n_queries=3)
     queries = rng.standard_normal((4, 3, HEAD_SIZE))
-    cache.remember_queries(queries, np.array([9, 10, 11]), np.array([9, 10, 11]))
+    cache.record_queries(queries, np.array([9, 10, 11]), np.array([9, 10, 11]))
     cache.keep_all = True
     cache.keep([np.array([0, 3, 8, 9, 10, 11]), np.array([1, 2, 4, 9, 10, 11])])
     attention = cache.query_attention()
@@ -270,12 +270,12 @@ def test_queries_do_not_see_their_future(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("back", [5, 12, 60])
-def test_queries_turn_with_the_keys(rng: np.random.Generator, back: int) -> None:
-    """While no key is packed all distances stay, and so does the attention."""
+def test_queries_rotate_with_the_keys(rng: np.random.Generator, back: int) -> None:
+    """Unless a key is packed, all distances stay, and so does the attention."""
     cache = cache_of(rng, 20, first=60, n_queries=6)
     queries = rng.standard_normal((4, 6, HEAD_SIZE))
     positions = np.arange(74, 80)
-    cache.remember_queries(queries, positions, positions)
+    cache.record_queries(queries, positions, positions)
     before = cache.query_attention()
 
     def rotate(x: FloatArray, turns: IntArray) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Policies: their scores, computed by hand or a second time."""
+"""Policies: their scores against values computed by hand or a second implementation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def random_scores(seed: int, rows: HeadRows) -> FloatArray:
 
 
 def head_rows(positions: list[int], **changes: Any) -> HeadRows:
-    """Rows of which nothing is known but their positions, and what is given; all compete."""
+    """Return rows with positions and the given inputs; all of them compete."""
     n = len(positions)
     nothing = HeadRows(
         positions=np.array(positions),
@@ -63,7 +63,7 @@ def head_rows(positions: list[int], **changes: Any) -> HeadRows:
 
 
 def random_rows(rng: np.random.Generator, **changes: Any) -> HeadRows:
-    """40 rows of a text of 100, the first 2 pinned and the last 8 recent; 6 queries of 2 heads."""
+    """Return 40 rows of a text of 100, 2 pinned and 8 recent, and 6 queries of 2 heads."""
     n, head_size, n_queries, group = 40, 8, 6, 2
     positions = np.concatenate(
         [[0, 1], np.sort(rng.choice(np.arange(2, 92), n - 10, replace=False)), np.arange(92, 100)]
@@ -74,7 +74,7 @@ def random_rows(rng: np.random.Generator, **changes: Any) -> HeadRows:
         positions=positions,
         newest=99,
         attention=attention,
-        # Of c numbers that sum to a, the squares sum to a^2 / c at least and a at most.
+        # The squares of c numbers with sum a sum to a^2 / c at least and a at most.
         squares=attention**2 / (100 - positions) + rng.random(n),
         keys=rng.standard_normal((n, head_size)),
         value_norms=np.linalg.norm(rng.standard_normal((n, head_size)), axis=1),
@@ -93,7 +93,7 @@ def random_rows(rng: np.random.Generator, **changes: Any) -> HeadRows:
     return replace(rows, **changes)
 
 
-def test_a_larger_budget_remembers_for_longer() -> None:
+def test_a_larger_budget_has_a_longer_half_life() -> None:
     policy = parse_policy("h2o-far:near=8")
     assert str(policy.for_budget(200)) == "h2o-far:near=8,half_life=300"
     fixed = parse_policy("h2o-far:half_life=10")
@@ -103,8 +103,8 @@ def test_a_larger_budget_remembers_for_longer() -> None:
         policy.score(head_rows([0, 1]))
 
 
-def test_a_policy_is_one_small_class() -> None:
-    """What the package says: parameters and a score, and parameters need no limits."""
+def test_a_policy_needs_only_parameters_and_a_score() -> None:
+    """Parameters need no limits."""
 
     @dataclass(frozen=True)
     class Oldest(Policy):
@@ -117,7 +117,7 @@ def test_a_policy_is_one_small_class() -> None:
     assert Oldest().score(head_rows([3, 4])).tolist() == [-3, -4]
 
 
-# ---- numbers that look random ----
+# ---- pseudo-random numbers ----
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,15 @@ def test_a_policy_is_one_small_class() -> None:
         ((2**64 - 1, 29, 2, 2**31 - 1), 0.9703577962244319),
     ],
 )
-def test_numbers_of_places(place: tuple[int, int, int, int], number: float) -> None:
-    """Of a reading of splitmix64 whose first numbers are the published ones."""
+def test_numbers_of_positions_match_splitmix64(
+    place: tuple[int, int, int, int], number: float
+) -> None:
+    """An implementation of splitmix64 whose first numbers are the published ones."""
     seed, layer, head, position = place
     assert uniform_numbers(seed, layer, head, np.array([position])).tolist() == [number]
 
 
-def test_numbers_are_uniform_and_differ_everywhere() -> None:
+def test_numbers_are_uniform_and_all_different() -> None:
     places = [(seed, layer, head) for seed in (0, 1000) for layer in range(3) for head in range(2)]
     numbers = np.array([uniform_numbers(*place, np.arange(20_000)) for place in places])
     assert 0 < numbers.min() < numbers.max() < 1
@@ -148,7 +150,7 @@ def test_numbers_are_uniform_and_differ_everywhere() -> None:
 # ---- the H2O family ----
 
 
-def test_h2o_is_the_sum() -> None:
+def test_h2o_scores_by_the_sum() -> None:
     rows = head_rows([3, 5, 6], attention=np.array([2.0, 0.5, 1.0]))
     for policy in (H2O(), H2ODecay()):
         assert policy.score(rows).tolist() == [2.0, 0.5, 1.0]
@@ -163,7 +165,7 @@ def test_h2o_mean_divides_by_the_queries_that_saw_the_row() -> None:
 # ---- RoCo ----
 
 
-def test_roco_puts_the_highest_deviations_first() -> None:
+def test_roco_ranks_the_highest_deviations_first() -> None:
     """Means .5, .5, .4, .2 and mean squares .25, .34, .16, .2: deviations 0, .3, 0, .4."""
     ages = np.array([10, 9, 8, 7])
     rows = head_rows(
@@ -179,7 +181,7 @@ def test_roco_puts_the_highest_deviations_first() -> None:
     np.testing.assert_allclose(RoCo(guard=0.33).score(rows), [0.5, 0.5, 0.4, 0.2])
 
 
-def test_roco_guards_the_newer_of_equal_deviations() -> None:
+def test_roco_protects_the_newer_of_equal_deviations() -> None:
     """Rounding makes the variance of constant attention negative, which counts as 0."""
     rows = head_rows(
         [4, 5, 6, 7],
@@ -192,7 +194,7 @@ def test_roco_guards_the_newer_of_equal_deviations() -> None:
     np.testing.assert_allclose(scores, [0.1, 0.1, 0.1, SAFE_SCORE])
 
 
-def test_roco_guards_none_that_does_not_compete(rng: np.random.Generator) -> None:
+def test_roco_protects_only_competing_rows(rng: np.random.Generator) -> None:
     rows = random_rows(rng)
     scores = RoCo(guard=1).score(rows)
     assert (scores == SAFE_SCORE).sum() == rows.n_places
@@ -200,10 +202,10 @@ def test_roco_guards_none_that_does_not_compete(rng: np.random.Generator) -> Non
     np.testing.assert_array_equal(RoCo(guard=0).score(rows), H2OMean().score(rows))
 
 
-def test_roco_is_easykvs_rule(rng: np.random.Generator) -> None:
-    """Its own words: of the rows with the smallest deviations evict the smallest mean, one by one.
+def test_roco_equals_easykvs_rule(rng: np.random.Generator) -> None:
+    """Its rule: of the rows with the smallest deviations evict the smallest mean, one by one.
 
-    With one evicted row its k rows of smallest deviation are all but the guarded ones.
+    With one evicted row the k rows of smallest deviation are all but the protected ones.
     """
     rows = random_rows(rng, n_places=29)
     guard = 0.3
@@ -223,7 +225,7 @@ def test_roco_is_easykvs_rule(rng: np.random.Generator) -> None:
 
 
 def test_snap_pools_over_competing_neighbours() -> None:
-    """Sums 1, 2, 6, 4, 8, 16; the pinned 6 and the recent 16 are nobody's neighbours."""
+    """Sums 1, 2, 6, 4, 8, 16; the pinned 6 and the recent 16 are not pooled."""
     rows = head_rows(
         [0, 1, 2, 3, 4, 5],
         query_attention=np.array([1.0, 2, 6, 4, 8, 16]),
@@ -237,19 +239,18 @@ def test_snap_pools_over_competing_neighbours() -> None:
 
 
 @pytest.mark.parametrize("policy", [Snap(), expected(), expected(covariance=True)], ids=str)
-def test_without_queries_nothing_is_better(policy: Policy) -> None:
-    """Of equal scores the newer rows stay."""
+def test_without_queries_the_newer_rows_stay(policy: Policy) -> None:
     assert policy.score(head_rows([0, 1, 2])).tolist() == [0, 0, 0]
 
 
-def test_nacl_without_a_draw_keeps_the_best(rng: np.random.Generator) -> None:
+def test_nacl_without_sampling_keeps_the_best_rows(rng: np.random.Generator) -> None:
     rows = random_rows(rng)
     scores = NACL(random=0).score(rows)
     best = rows.best(Snap(pool=1).score(rows), rows.n_places)
     assert sorted(np.flatnonzero(scores == SAFE_SCORE)) == sorted(best)
 
 
-def test_nacl_draws_its_share_from_the_others(rng: np.random.Generator) -> None:
+def test_nacl_samples_its_share_from_the_other_rows(rng: np.random.Generator) -> None:
     rows = random_rows(rng)
     attention = rows.query_attention
     scores = NACL(random=0.37, seed=5).score(rows)
@@ -261,19 +262,19 @@ def test_nacl_draws_its_share_from_the_others(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(scores[~is_best], (attention + gumbel)[~is_best])
 
 
-def test_nacl_draws_in_proportion_to_the_softmax() -> None:
-    """Of four rows one is drawn: the shares of 20,000 seeds are those of exp(s)."""
+def test_nacl_samples_in_proportion_to_the_softmax() -> None:
+    """Of four rows one is sampled: the shares over 20,000 seeds are those of exp(s)."""
     logits = np.array([0.0, 0.5, 1.0, 2.0])
     rows = head_rows([10, 11, 12, 13], query_attention=logits)
-    drawn = [int(NACL(random=1, seed=seed).score(rows).argmax()) for seed in range(20_000)]
-    shares = np.bincount(drawn, minlength=4) / len(drawn)
+    sampled = [int(NACL(random=1, seed=seed).score(rows).argmax()) for seed in range(20_000)]
+    shares = np.bincount(sampled, minlength=4) / len(sampled)
     np.testing.assert_allclose(shares, np.exp(logits) / np.exp(logits).sum(), atol=0.015)
 
 
 # ---- keys, values and positions ----
 
 
-def test_keydiff_prefers_the_key_that_points_elsewhere(rng: np.random.Generator) -> None:
+def test_keydiff_prefers_the_key_farthest_from_the_mean(rng: np.random.Generator) -> None:
     keys = np.array([[1.0, 0], [3, 0], [0, 0.5], [0, 0]])
     # The unit keys are x, x, y and none; their mean points to (2, 1).
     expected = [-2 / np.sqrt(5), -2 / np.sqrt(5), -1 / np.sqrt(5), 0]
@@ -286,7 +287,7 @@ def test_keydiff_prefers_the_key_that_points_elsewhere(rng: np.random.Generator)
 
 
 def rotation(angles: FloatArray) -> FloatArray:
-    """The matrix [d, d] that turns each pair of neighbours by its angle [d / 2]."""
+    """Return the matrix [d, d] that rotates each pair of neighbours by its angle [d / 2]."""
     matrix = np.zeros((2 * angles.size, 2 * angles.size))
     for i, angle in enumerate(angles):
         cos, sin = np.cos(angle), np.sin(angle)
@@ -297,12 +298,12 @@ def rotation(angles: FloatArray) -> FloatArray:
 @pytest.mark.parametrize("covariance", [False, True])
 @pytest.mark.parametrize("horizon", [1, 50])
 @pytest.mark.parametrize("shift", [0, 300])
-def test_expected_attention_with_whole_matrices(
+def test_expected_attention_equals_the_formula_with_full_matrices(
     rng: np.random.Generator, covariance: bool, horizon: int, shift: int
 ) -> None:
-    """As the paper writes it: mean and covariance of the queries before their rotation.
+    """As in the paper: mean and covariance of the queries before their rotation.
 
-    After a re-base everything is rotated to `shift` positions back, where queries may be below 0.
+    After a re-base everything is rotated `shift` positions back, where queries may be below 0.
     """
     rows = random_rows(rng)
     omega, d = rows.rope_frequencies, rows.keys.shape[1]
@@ -329,8 +330,8 @@ def test_expected_attention_with_whole_matrices(
     np.testing.assert_allclose(policy.score(rows), wanted, rtol=1e-9)
 
 
-def test_expected_attention_where_a_pair_does_not_turn() -> None:
-    """Scaled rotary embeddings can have frequencies of 0; the mean of no turn is no turn."""
+def test_expected_attention_with_pairs_that_do_not_rotate() -> None:
+    """Scaled rotary embeddings can have frequencies of 0, whose mean rotation is the identity."""
     rows = head_rows(
         [0, 1],
         keys=np.array([[2.0, 0], [0, 1]]),
@@ -350,7 +351,7 @@ def test_streaming_keeps_sinks_and_a_window() -> None:
     assert Streaming(sinks=0).score(rows).tolist() == [0, 2, 3, 4, 50, 51]
 
 
-def test_random_rows_differ_between_heads_and_last(rng: np.random.Generator) -> None:
+def test_random_rows_differ_between_heads_and_persist(rng: np.random.Generator) -> None:
     rows = random_rows(rng)
     scores = random_scores(1, rows)
     np.testing.assert_array_equal(random_scores(1, rows), scores)
@@ -365,7 +366,7 @@ def test_random_rows_differ_between_heads_and_last(rng: np.random.Generator) -> 
 
 @pytest.mark.parametrize("policy", ALL_KINDS, ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_scores_are_numbers_and_nothing_is_changed(
+def test_scores_are_finite_and_inputs_unchanged(
     rng: np.random.Generator, policy: Policy, dtype: npt.DTypeLike
 ) -> None:
     rows = random_rows(rng)

@@ -1,4 +1,4 @@
-"""Every policy in the NumPy reference: what stays, and what is observed for it."""
+"""Every policy in the NumPy reference: which rows it keeps and which inputs it collects."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ IntArray = npt.NDArray[np.int64]
 N_LAYER, N_HEAD_KV, GROUP, HEAD_SIZE = 3, 2, 2, 8
 FREQUENCIES = 100.0 ** -np.linspace(0, 0.75, HEAD_SIZE // 2)
 
-# Small windows of queries and shares that round, so that the parts of a rule all matter.
+# Small windows of queries and shares that need rounding, so that every part of a rule matters.
 ALL_POLICIES = [
     *(cls() for cls in POLICIES.values()),
     *map(parse_policy, EXAMPLES),
@@ -77,13 +77,13 @@ def kept_positions(model: ReferenceLlama) -> list[list[int]]:
     return [model.positions(layer, head).tolist() for layer, head in heads(model)]
 
 
-# ---- what stays ----
+# ---- kept rows ----
 
 
 def random_caches(rng: np.random.Generator, n_rows: int) -> list[LayerCache]:
-    """Layers that have seen so many tokens, with everything collected that a policy may want.
+    """Return layers that have seen `n` tokens, with everything a policy may collect.
 
-    Sums are whole numbers of thirds, so that equal ones are common.
+    Sums are multiples of a third, so that equal ones are common.
     """
     caches = []
     for _ in range(N_LAYER):
@@ -100,7 +100,7 @@ def random_caches(rng: np.random.Generator, n_rows: int) -> list[LayerCache]:
         cache.append(keys, values, positions)
         cache.add_scores(rng.integers(0, 12, (N_HEAD_KV, n_rows)) / 3)
         cache.add_squares(rng.integers(0, 12, (N_HEAD_KV, n_rows)) / 3)
-        cache.remember_queries(queries, positions, positions)
+        cache.record_queries(queries, positions, positions)
         caches.append(cache)
     return caches
 
@@ -119,12 +119,12 @@ def random_parameters(rng: np.random.Generator, n_rows: int) -> EvictionParamete
             spans=spans if rng.random() < 0.5 else (),
             starts=tuple(starts),
         )
-    except ValueError:  # the spans outnumber the heavy rows
+    except ValueError:  # more spans than heavy rows
         return random_parameters(rng, n_rows)
 
 
 class Spy:
-    """A policy that remembers the scores it gave."""
+    """A policy that records the scores it returned."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -140,8 +140,8 @@ class Spy:
 
 
 @all_policies
-def test_the_best_stay(cases: Cases, policy: Policy) -> None:
-    """Pinned and recent rows always; of the rest the best of each segment; never more or fewer."""
+def test_compaction_keeps_the_best_rows(cases: Cases, policy: Policy) -> None:
+    """All pinned and recent rows, and the best others of each segment, up to the budget."""
     for _, rng in cases(range(30)):
         n_rows = int(rng.integers(1, 70))
         caches, parameters = random_caches(rng, n_rows), random_parameters(rng, n_rows)
@@ -151,15 +151,15 @@ def test_the_best_stay(cases: Cases, policy: Policy) -> None:
         assert len(spy.seen) in (0, N_LAYER * N_HEAD_KV)
         scores = mean_scores(spy, policy)
         for (layer, head), (rows, _) in spy.seen.items():
-            assert_the_best_stayed(
+            assert_the_best_were_kept(
                 rows, scores[layer, head], caches[layer].positions(head), parameters
             )
 
 
-def assert_the_best_stayed(
+def assert_the_best_were_kept(
     rows: HeadRows, scores: FloatArray, stayed: IntArray, parameters: EvictionParameters
 ) -> None:
-    """Of one head, whose rows were all those of the text."""
+    """For one head that had all rows of the text."""
     n_rows = scores.size
     pinned = np.arange(n_rows) < parameters.pinned
     for start, end in parameters.spans:
@@ -184,7 +184,7 @@ def assert_the_best_stayed(
 
 
 def mean_scores(spy: Spy, policy: Policy) -> dict[tuple[int, int], FloatArray]:
-    """The scores given, averaged over the heads that have to agree."""
+    """Return the scores averaged over the heads that must agree."""
     scores = {place: given for place, (_, given) in spy.seen.items()}
     if policy.scope == "head":
         return scores
@@ -198,8 +198,10 @@ def mean_scores(spy: Spy, policy: Policy) -> dict[tuple[int, int], FloatArray]:
 
 
 @all_policies
-def test_dropping_equals_hiding(tiny: Path, rng: np.random.Generator, policy: Policy) -> None:
-    """Both over a long text with its end taken back, positions renewed, spans and shares."""
+def test_dropping_rows_equals_masking_them(
+    tiny: Path, rng: np.random.Generator, policy: Policy
+) -> None:
+    """Over a long text with a removed tail, re-bases, spans and shares."""
     tokens = random_tokens(rng, 210)
     dropping, hiding = (
         in_float64(
@@ -229,11 +231,11 @@ def test_dropping_equals_hiding(tiny: Path, rng: np.random.Generator, policy: Po
         assert np.isin(np.arange(130, 135), dropping.positions(layer, head)).all()
 
 
-def test_policies_differ(tiny: Path, rng: np.random.Generator) -> None:
-    """Or the tests above would not see a policy that is not asked."""
+def test_policies_keep_different_rows(tiny: Path, rng: np.random.Generator) -> None:
+    """Otherwise the tests above would miss a policy that is not called."""
     tokens = random_tokens(rng, 250)
-    # Over so few tokens the default half-life hardly matters; and the rows of the tiny model whose
-    # attention varies most are also those with the highest mean.
+    # Over so few tokens the default half-life hardly matters. The tiny model's rows whose attention
+    # varies most also have the highest mean.
     stronger = {"h2o-decay": "h2o-decay:half_life=20", "roco": "roco:guard=1"}
     kept = []
     for name in [*POLICIES, *EXAMPLES]:
@@ -248,7 +250,7 @@ def test_policies_differ(tiny: Path, rng: np.random.Generator) -> None:
     ("policy", "sets"),
     [("h2o", 6), (in_research("one_choice:H2OLayer"), 3), (in_research("one_choice:H2OCells"), 1)],
 )
-def test_heads_that_have_to_agree(
+def test_grouped_heads_keep_the_same_rows(
     tiny: Path, rng: np.random.Generator, policy: str, sets: int
 ) -> None:
     model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=12, slack=4, policy=policy)
@@ -256,12 +258,12 @@ def test_heads_that_have_to_agree(
     assert len({str(positions) for positions in kept_positions(model)}) == sets
     of_layers = {str([model.positions(layer, head) for head in range(2)]) for layer in range(3)}
     assert len(of_layers) == (1 if sets == 1 else 3)
-    # The sums stay those of each head.
+    # Each head keeps its own sums.
     assert len({str(model.scores(layer, head)) for layer, head in heads(model)}) == 6
 
 
 def test_random_rows_are_a_sample_of_the_whole_text(tiny: Path, rng: np.random.Generator) -> None:
-    """The numbers of rows do not change, so what stays are the largest of all there ever were."""
+    """The random numbers of rows are fixed, so the kept rows are the largest of all so far."""
     policy = in_research("random_rows:RandomRows:seed=4")
     model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=5, policy=policy)
     model.eval(random_tokens(rng, 200))
@@ -272,7 +274,7 @@ def test_random_rows_are_a_sample_of_the_whole_text(tiny: Path, rng: np.random.G
         assert model.positions(layer, head).tolist() == [*best, *range(194, 200)]
 
 
-# ---- what is observed ----
+# ---- collected inputs ----
 
 
 class Observer:
@@ -288,10 +290,10 @@ class Observer:
         return outputs, probabilities
 
 
-def test_snap_sees_what_the_last_query_paid(
+def test_snap_uses_the_attention_of_the_last_query(
     tiny: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attention computed at the compaction is that of the last forward pass."""
+    """The attention computed at the compaction equals that of the last forward pass."""
     observer = Observer(monkeypatch)
     model = in_float64(tiny, heavy=12, recent=4, policy="snap:queries=1,pool=1")
     model.eval(random_tokens(rng, 17), ubatch=1)
@@ -313,10 +315,10 @@ def test_snap_sees_what_the_last_query_paid(
 
 
 @pytest.mark.parametrize("slack", [1, 6])
-def test_decay_halves_what_was_collected(
+def test_decay_halves_the_sums_per_half_life(
     tiny: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, slack: int
 ) -> None:
-    """After each compaction all sums times 0.5 ** (tokens since the last one / half-life)."""
+    """Each compaction multiplies sums by 0.5 ** (tokens since the last one / half-life)."""
     observer = Observer(monkeypatch)
     model = in_float64(tiny, heavy=12, recent=4, slack=slack, policy="h2o-decay:half_life=10")
     sums: dict[tuple[int, int], dict[int, float]] = {place: {} for place in heads(model)}
@@ -341,8 +343,8 @@ def test_decay_halves_what_was_collected(
     assert model.n_compactions >= 10
 
 
-def test_decay_after_the_end_was_taken_back(tiny: Path, rng: np.random.Generator) -> None:
-    """A text that is shorter than at the compaction before has no new tokens: nothing decays."""
+def test_decay_stops_after_a_tail_was_removed(tiny: Path, rng: np.random.Generator) -> None:
+    """A text that is shorter than at the previous compaction has no new tokens."""
     model = in_float64(tiny, heavy=12, recent=10, slack=4, policy="h2o-decay:half_life=1")
     model.eval(random_tokens(rng, 30))
     assert model.n_compactions > 0
@@ -361,10 +363,10 @@ def test_decay_after_the_end_was_taken_back(tiny: Path, rng: np.random.Generator
         np.testing.assert_allclose(model.scores(layer, head), scores / 4)
 
 
-def test_squares_are_collected(
+def test_squares_are_averaged_over_the_group(
     tiny: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mean over the group of the squares, not the square of the mean."""
+    """The mean of the squares, not the square of the mean."""
     observer = Observer(monkeypatch)
     spy: Any = Spy(RoCo())
     model = in_float64(tiny, heavy=60, recent=4, slack=20, policy=spy)
@@ -379,7 +381,7 @@ def test_squares_are_collected(
         np.testing.assert_allclose(rows.squares, squares, atol=1e-12)
 
 
-def test_nothing_is_collected_that_nobody_wants(tiny: Path, rng: np.random.Generator) -> None:
+def test_only_required_inputs_are_collected(tiny: Path, rng: np.random.Generator) -> None:
     for policy in ALL_POLICIES:
         spy: Any = Spy(policy)
         model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=12, slack=4, policy=spy)
@@ -393,9 +395,7 @@ def test_nothing_is_collected_that_nobody_wants(tiny: Path, rng: np.random.Gener
 # ---- fair shares and pinned spans ----
 
 
-def test_pinned_spans_stay_and_the_budget_stays_what_it_is(
-    tiny: Path, rng: np.random.Generator
-) -> None:
+def test_pinned_spans_stay_within_the_budget(tiny: Path, rng: np.random.Generator) -> None:
     model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=8, slack=4, policy="streaming:sinks=0")
     model.eval(random_tokens(rng, 20))
     model.pin(3)
@@ -415,17 +415,20 @@ def test_pinned_spans_stay_and_the_budget_stays_what_it_is(
     assert (model.eviction.spans, model.eviction.pinned) == ((), 0)
 
 
-def test_fair_shares_let_the_start_of_the_text_live(tiny: Path, rng: np.random.Generator) -> None:
-    """A window forgets the first part; with fair shares it has its places, and no dead ones."""
+def test_fair_shares_keep_rows_of_the_start_of_the_text(
+    tiny: Path, rng: np.random.Generator
+) -> None:
+    """A window evicts the first part; with fair shares it keeps its share, without empty cells."""
     model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=8, policy="streaming:sinks=0")
     model.share_fairly([50, 100])
     model.eval(random_tokens(rng, 200))
-    # Newest at the last compaction: 198; lengths 50, 50 and 91 of 191, so 5.2, 5.2 and 9.5 places.
+    # Newest at the last compaction: 198; lengths 50, 50 and 91 of 191, so shares of 5.2, 5.2 and
+    # 9.5.
     first, second, third = range(45, 50), range(95, 100), range(181, 191)
     assert kept_positions(model)[0] == [*first, *second, *third, *range(191, 200)]
 
 
-def test_a_full_cache_has_nothing_to_pin(tiny: Path) -> None:
+def test_a_full_cache_refuses_pins(tiny: Path) -> None:
     model = ReferenceLlama.from_gguf(tiny)
     for call in (model.pin_spans, model.share_fairly):
         with pytest.raises(ValueError, match="full cache"):

@@ -1,4 +1,4 @@
-"""Policies: their names and parameters, and the text that says them."""
+"""Policy texts: names and parameters."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tiny_gguf import write_tiny_gguf
 EXPECTED = in_research("expected:Expected")
 
 
-def test_names() -> None:
+def test_names_of_policies() -> None:
     assert list(POLICIES) == [
         *("h2o", "h2o-mean", "h2o-decay", "h2o-far", "roco", "snap", "streaming"),
     ]
 
 
 @pytest.mark.parametrize("policy", ALL_KINDS, ids=str)
-def test_text_says_all_and_is_read_back(policy: Policy) -> None:
+def test_a_policy_text_round_trips(policy: Policy) -> None:
     assert parse_policy(str(policy)) == policy
     assert ("=" in str(policy)) == (policy in CHANGED)
     assert policy.full_text.count("=") == len(fields(policy))
@@ -33,7 +33,7 @@ def test_text_says_all_and_is_read_back(policy: Policy) -> None:
         assert parse_policy(policy.full_text) == policy
 
 
-def test_text_names_only_what_is_not_the_default() -> None:
+def test_a_policy_text_omits_defaults() -> None:
     assert str(H2O()) == "h2o"
     assert str(Snap()) == str(Snap(queries=32, pool=5)) == "snap"
     assert str(Snap(pool=7)) == "snap:pool=7"
@@ -41,7 +41,7 @@ def test_text_names_only_what_is_not_the_default() -> None:
     assert str(H2ODecay(half_life=210.5)) == "h2o-decay:half_life=210.5"
 
 
-def test_text_may_have_spaces_and_name_defaults() -> None:
+def test_a_policy_text_may_have_spaces_and_defaults() -> None:
     assert parse_policy(" snap : pool = 5 , queries = 64 ") == Snap(queries=64)
 
 
@@ -77,13 +77,13 @@ def test_text_may_have_spaces_and_name_defaults() -> None:
         (3, "policy is 3: give a text"),
     ],
 )
-def test_nonsense_is_refused_in_one_line(text: Any, message: str) -> None:
+def test_an_invalid_policy_text_is_refused_in_one_line(text: Any, message: str) -> None:
     with pytest.raises(SettingsError, match=message) as error:
         parse_policy(text)
     assert "\n" not in str(error.value)
 
 
-def test_values_of_other_types_are_refused() -> None:
+def test_values_of_wrong_types_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"snap: pool is 5\.0: give a whole number"):
         Snap(pool=5.0)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="snap: pool is True: give a whole number"):
@@ -92,8 +92,8 @@ def test_values_of_other_types_are_refused() -> None:
         type(parse_policy(EXPECTED))(covariance=1)  # type: ignore[call-arg]
 
 
-def test_what_each_policy_needs() -> None:
-    """The native code decides by the same table what it collects."""
+def test_required_inputs_of_each_policy() -> None:
+    """The native code uses the same table to decide what it collects."""
     needs = {name: cls.needs for name, cls in POLICIES.items() if cls.needs != ("attention",)}
     squares, again = ("attention", "squares"), ("query_attention",)
     assert needs == {"roco": squares, "snap": again, "streaming": ()}
@@ -104,7 +104,7 @@ def test_what_each_policy_needs() -> None:
     assert [name for name, cls in POLICIES.items() if cls().n_near] == ["h2o-far"]
 
 
-def test_the_reference_knows_no_other_policy(tmp_path: Path) -> None:
+def test_the_reference_refuses_other_policies(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
     with pytest.raises(ValueError, match="unknown policy 'best'"):
         ReferenceLlama.from_gguf(path, heavy=10, recent=10, policy="best")

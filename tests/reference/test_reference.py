@@ -1,4 +1,4 @@
-"""The NumPy reference of the whole model against simpler programs with the same answer."""
+"""The NumPy reference of the whole model against simpler implementations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tiny_gguf import ALL_VARIANTS, write_tiny_gguf
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
 
-# The tiny models compute logits of standard deviation 1; rounding in float32 moves them by 1e-5.
+# The tiny models' logits have standard deviation 1; float32 rounding changes them by 1e-5.
 ROUNDING = 1e-4
 
 
@@ -31,7 +31,7 @@ def random_tokens(rng: np.random.Generator, n_tokens: int) -> IntArray:
 
 
 def rows(model: ReferenceLlama) -> list[tuple[IntArray, FloatArray]]:
-    """Positions and scores of every (layer, KV head)."""
+    """Return positions and scores of every (layer, KV head)."""
     hyper = model.weights.hyperparameters
     return [
         (model.positions(layer, head), model.scores(layer, head))
@@ -41,9 +41,9 @@ def rows(model: ReferenceLlama) -> list[tuple[IntArray, FloatArray]]:
 
 
 def full_attention_logits(weights: LlamaWeights, tokens: IntArray) -> FloatArray:
-    """A Llama without a cache in float64, after the papers, sharing no code with the reference.
+    """Run a Llama without a cache in float64, written from the papers without the reference's code.
 
-    Pairs of elements are complex numbers, and RoPE turns them; every KV head is repeated.
+    Pairs of elements are complex numbers, which RoPE rotates; every KV head is repeated.
     """
     hyper = weights.hyperparameters
     n_tokens, size = len(tokens), hyper.head_size
@@ -90,7 +90,7 @@ def full_attention_logits(weights: LlamaWeights, tokens: IntArray) -> FloatArray
         {"tied_output": True},
     ],
 )
-def test_with_a_budget_above_the_text_it_is_plain_attention(
+def test_a_budget_above_the_text_gives_plain_attention(
     tmp_path: Path, seed: int, rng: np.random.Generator, shape: dict[str, Any]
 ) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=seed, **shape)
@@ -107,7 +107,7 @@ def test_with_a_budget_above_the_text_it_is_plain_attention(
     np.testing.assert_allclose(exact.eval(tokens), expected, atol=1e-9)
 
 
-def test_chunks_do_not_matter_while_everything_fits(tiny: Path, rng: np.random.Generator) -> None:
+def test_chunks_do_not_matter_without_eviction(tiny: Path, rng: np.random.Generator) -> None:
     tokens = random_tokens(rng, 80)
     whole = ReferenceLlama.from_gguf(tiny, heavy=40, recent=20, slack=60)
     expected = whole.eval(tokens)
@@ -137,8 +137,8 @@ def test_a_batch_is_split_at_the_slack(tiny: Path, rng: np.random.Generator) -> 
     assert once.n_compactions == split.n_compactions == (100 - 25) // 5
 
 
-def test_eviction_changes_the_answer(tiny: Path, rng: np.random.Generator) -> None:
-    """The tiny model depends on its history, or no test here would see a missing row."""
+def test_eviction_changes_the_logits(tiny: Path, rng: np.random.Generator) -> None:
+    """The tiny model depends on its history; otherwise no test would notice a missing row."""
     tokens = random_tokens(rng, 150)
     full = ReferenceLlama.from_gguf(tiny).eval(tokens)
     evicting = ReferenceLlama.from_gguf(tiny, heavy=16, recent=16).eval(tokens)
@@ -147,11 +147,11 @@ def test_eviction_changes_the_answer(tiny: Path, rng: np.random.Generator) -> No
     assert (np.abs(evicting - full)[40:].max(axis=1) > 100 * ROUNDING).all()
 
 
-# ---- taking back the end of the text ----
+# ---- removing the tail of the text ----
 
 
 @pytest.mark.parametrize("keep_all", [False, True])
-def test_the_end_can_be_taken_back_and_said_again(
+def test_a_tail_can_be_removed_and_read_again(
     tiny: Path, rng: np.random.Generator, keep_all: bool
 ) -> None:
     tokens = random_tokens(rng, 60)
@@ -171,7 +171,7 @@ def test_the_end_can_be_taken_back_and_said_again(
     np.testing.assert_allclose(again, logits[45:], atol=ROUNDING)
 
 
-def test_no_more_than_the_recent_rows_can_be_taken_back(
+def test_removing_more_than_the_recent_rows_is_refused(
     tiny: Path, rng: np.random.Generator
 ) -> None:
     model = ReferenceLlama.from_gguf(tiny, heavy=10, recent=10, slack=20)
@@ -187,13 +187,13 @@ def test_no_more_than_the_recent_rows_can_be_taken_back(
 
     assert (model.n_tokens, model.n_rows) == (31, 11)
     assert all((positions < 31).all() for positions, _ in rows(model))
-    # Text goes on; the next compaction finds the recent rows complete again.
+    # The text continues; the next compaction has all recent rows again.
     model.eval(random_tokens(rng, 39), ubatch=1)
     assert model.n_compactions == 2
     assert all(np.isin(np.arange(60, 70), positions).all() for positions, _ in rows(model))
 
 
-def test_everything_can_be_taken_back_before_the_first_compaction(
+def test_the_whole_text_can_be_removed_before_the_first_compaction(
     tiny: Path, rng: np.random.Generator
 ) -> None:
     tokens = random_tokens(rng, 30)
@@ -217,7 +217,7 @@ OTHER_VARIANTS = sorted(name for name, (arch, _) in ALL_VARIANTS.items() if arch
 
 
 @pytest.mark.parametrize("variant", OTHER_VARIANTS)
-def test_other_models_are_refused(tmp_path: Path, seed: int, variant: str) -> None:
+def test_unsupported_models_are_refused(tmp_path: Path, seed: int, variant: str) -> None:
     path = write_tiny_gguf(tmp_path / "other.gguf", seed=seed, arch_variant=variant)
 
     with pytest.raises(ValueError, match=ALL_VARIANTS[variant][0]):
@@ -233,7 +233,7 @@ def add_yarn(model: Any) -> None:
 
 
 @pytest.mark.parametrize(("add", "message"), [(add_bias, "attn_q.bias"), (add_yarn, "yarn")])
-def test_parts_that_are_not_computed_are_refused(
+def test_unsupported_features_are_refused(
     tmp_path: Path,
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -262,7 +262,7 @@ def test_parts_that_are_not_computed_are_refused(
         lambda model: model.eval([1], ubatch=0),
     ],
 )
-def test_wrong_calls_change_nothing(tiny: Path, call: Callable[[Any], Any]) -> None:
+def test_invalid_calls_change_nothing(tiny: Path, call: Callable[[Any], Any]) -> None:
     model = ReferenceLlama.from_gguf(tiny)
 
     with pytest.raises(ValueError, match=r"tokens must|ubatch"):

@@ -1,4 +1,4 @@
-"""Search in the NumPy reference: what tokens find, and what they pay to it, on tiny models."""
+"""Search in the NumPy reference on tiny models: retrieved rows and attention to them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tiny_gguf import write_tiny_gguf
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
 
-EXACT = 1e-9  # what float64 leaves of a difference
+EXACT = 1e-9  # float64 rounding of a difference
 
-# What `write_tiny_gguf` writes.
+# Sizes of `write_tiny_gguf`.
 N_LAYER, N_HEAD, N_HEAD_KV = 3, 4, 2
 GROUP = N_HEAD // N_HEAD_KV
 HEADS = [(layer, head) for layer in range(N_LAYER) for head in range(N_HEAD_KV)]
@@ -33,8 +33,8 @@ def tiny(tmp_path: Path, seed: int) -> Path:
     return write_tiny_gguf(tmp_path / "tiny.gguf", seed=seed)
 
 
-def n_found(n_together: int) -> int:
-    """Of the 12 rows that `finding` asks for: a token alone finds a quarter."""
+def n_retrieved(n_together: int) -> int:
+    """Return how many of the 12 rows `n_together` tokens retrieve: a single one a quarter."""
     return min(12, 3 * n_together)
 
 
@@ -42,8 +42,8 @@ def random_tokens(rng: np.random.Generator, n_tokens: int) -> IntArray:
     return rng.integers(3, 384, n_tokens)
 
 
-def finding(path: Path, **settings: Any) -> ReferenceLlama:
-    """A model in float64 that rounds nothing; settings as of `ReferenceLlama.from_gguf`."""
+def recall_reference(path: Path, **settings: Any) -> ReferenceLlama:
+    """Return a model in float64 without rounding; settings as in `ReferenceLlama.from_gguf`."""
     settings = {"heavy": 24, "recent": 16, "recall": 12} | settings
     return ReferenceLlama.from_gguf(
         path,
@@ -54,18 +54,18 @@ def finding(path: Path, **settings: Any) -> ReferenceLlama:
     )
 
 
-# ---- with all of it found, nothing is forgotten ----
+# ---- retrieving all rows equals the full cache ----
 
 
 @pytest.mark.parametrize(("slack", "n_head_kv"), [(1, 2), (7, 4), (80, 1)])
-def test_with_everything_found_it_is_the_full_cache(
+def test_retrieving_all_rows_equals_the_full_cache(
     tmp_path: Path, seed: int, rng: np.random.Generator, slack: int, n_head_kv: int
 ) -> None:
-    """Tokens that come one by one, few together, and groups of many."""
+    """Tokens one by one, a few together, and many groups."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=seed, n_head_kv=n_head_kv)
     tokens = random_tokens(rng, 200)
     full = ReferenceLlama.from_gguf(path, dtype=np.float64, cache_dtype=np.float64)
-    model = finding(path, slack=slack, recall=1000)
+    model = recall_reference(path, slack=slack, recall=1000)
     np.testing.assert_allclose(model.eval(tokens), full.eval(tokens), atol=EXACT, rtol=0)
     heads = [(layer, head) for layer in range(N_LAYER) for head in range(n_head_kv)]
     for layer, head in heads:
@@ -78,19 +78,19 @@ def test_with_everything_found_it_is_the_full_cache(
     assert model.smallest_search_margin == np.inf
 
 
-def test_what_is_found_brings_the_answer_nearer(tiny: Path, rng: np.random.Generator) -> None:
+def test_retrieval_reduces_the_error_of_logits(tiny: Path, rng: np.random.Generator) -> None:
     tokens = random_tokens(rng, 250)
     full = ReferenceLlama.from_gguf(tiny, dtype=np.float64, cache_dtype=np.float64).eval(tokens)
     off = [
-        np.abs(finding(tiny, slack=8, recall=n_rows).eval(tokens) - full)[60:].mean()
+        np.abs(recall_reference(tiny, slack=8, recall=n_rows).eval(tokens) - full)[60:].mean()
         for n_rows in (0, 30, 120)
     ]
     assert off[0] > 1.1 * off[1] > 1.1**2 * off[2] > 0
 
 
-def test_hiding_and_dropping_agree(tiny: Path, rng: np.random.Generator) -> None:
+def test_masking_and_dropping_agree(tiny: Path, rng: np.random.Generator) -> None:
     dropping, masking = (
-        finding(tiny, slack=40, n_pos=110, keep_all=keep) for keep in (False, True)
+        recall_reference(tiny, slack=40, n_pos=110, keep_all=keep) for keep in (False, True)
     )
     for size in (30, 70, 1, 1, 40, 9, 100):
         tokens = random_tokens(rng, size)
@@ -99,10 +99,10 @@ def test_hiding_and_dropping_agree(tiny: Path, rng: np.random.Generator) -> None
     assert dropping.n_rebases > 0
 
 
-def test_nothing_hidden_nothing_found(tiny: Path, rng: np.random.Generator) -> None:
-    """Bit for bit what it is without an archive, as long as no row is evicted."""
+def test_without_eviction_nothing_is_retrieved(tiny: Path, rng: np.random.Generator) -> None:
+    """Bit for bit as without an archive, while no row is evicted."""
     tokens = random_tokens(rng, 60)
-    model, without = finding(tiny, slack=20), finding(tiny, slack=20, recall=0)
+    model, without = recall_reference(tiny, slack=20), recall_reference(tiny, slack=20, recall=0)
     for one in (model, without):
         one.eval(tokens[:30])
         one.compact()
@@ -114,19 +114,19 @@ def test_nothing_hidden_nothing_found(tiny: Path, rng: np.random.Generator) -> N
     assert model.found.positions.shape == (N_LAYER, N_HEAD_KV, 12)
 
 
-# ---- the choice ----
+# ---- retrieval ----
 
 
 def naive_shares(
     shown: ReferenceLlama, layer: int, n_together: int
 ) -> tuple[list[list[int]], FloatArray]:
-    """Found positions [n_head_kv][n_found] and shares of the last tokens, key by key.
+    """Return retrieved positions [n_head_kv][n_found] and shares of the last tokens, key by key.
 
     Args:
-        shown: a model that has kept all keys, so they need not come from an archive; its policy
-            remembers the last queries.
-        layer: that has searched.
-        n_together: last tokens, which searched together.
+        shown: a model that kept all keys, so they need not come from an archive; its policy records
+            the last queries.
+        layer: layer that searches.
+        n_together: number of last tokens, which search together.
     """
     cache, rope = shown._caches[layer], Rope(shown.weights)
     assert cache.archive is not None
@@ -138,7 +138,7 @@ def naive_shares(
         logits: FloatArray = np.array([query @ key for key in keys]) / np.sqrt(size)
         return logits
 
-    all_found, all_shares = [], np.zeros((N_HEAD, n_together, n_found(n_together)))
+    all_found, all_shares = [], np.zeros((N_HEAD, n_together, n_retrieved(n_together)))
     for head in range(N_HEAD_KV):
         held = {p: cache.keys[head, p] for p in shown.positions(layer, head).tolist()}
         archived, codes = {}, {}
@@ -166,29 +166,29 @@ def naive_shares(
                 dot = step * entries.sum() - most.sum()
                 logit = (query @ centre + scale * dot) / np.sqrt(size)
                 scores[p] = max(scores[p], logit - lse)
-        found = sorted(sorted(scores, key=lambda p: (-scores[p], p))[: n_found(n_together)])
+        found = sorted(sorted(scores, key=lambda p: (-scores[p], p))[: n_retrieved(n_together)])
         all_found.append(found)
         for member, i in asking:
             query = cache.queries.rotated[member, i - n_together]
             rows = [archived[p] for p in found] + [held[p] for p in held if p <= tokens[i]]
             paid = np.exp(exact(query, rows))
-            all_shares[member, i] = (paid / paid.sum())[: n_found(n_together)]
+            all_shares[member, i] = (paid / paid.sum())[: n_retrieved(n_together)]
     return all_found, all_shares
 
 
 @pytest.mark.parametrize(
     ("n_pos", "n_last", "n_together"), [(None, 1, 1), (130, 9, 9), (180, 45, 13)]
 )
-def test_a_head_finds_the_best_of_what_it_does_not_hold(
+def test_a_head_retrieves_the_best_rows_outside_its_cache(
     tiny: Path, rng: np.random.Generator, n_pos: int | None, n_last: int, n_together: int
 ) -> None:
-    """Written a second time; two query heads, so 45 tokens are 32 and 13."""
+    """Against a second implementation; two query heads, so 45 tokens are 32 and 13."""
     policy = "snap:queries=16,pool=3"
-    model = finding(tiny, slack=45, keep_all=True, n_pos=n_pos, policy=policy)
+    model = recall_reference(tiny, slack=45, keep_all=True, n_pos=n_pos, policy=policy)
     model.eval(random_tokens(rng, 200))
     model.eval(random_tokens(rng, n_last))
     assert (model.n_rebases > 0) == (n_pos is not None)
-    assert model.found.shares.shape == (N_LAYER, N_HEAD, n_together, n_found(n_together))
+    assert model.found.shares.shape == (N_LAYER, N_HEAD, n_together, n_retrieved(n_together))
     for layer in range(N_LAYER):
         positions, shares = naive_shares(model, layer, n_together)
         assert model.found.positions[layer].tolist() == positions
@@ -199,17 +199,17 @@ def test_a_head_finds_the_best_of_what_it_does_not_hold(
     assert 0 <= model.smallest_search_margin <= margin
 
 
-def test_all_heads_read_what_was_looked_at_most(
+def test_all_heads_attend_to_the_most_retrieved_passage(
     tiny: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A token alone, once it is known who looks: a passage of 32, written a second time."""
+    """For a single token after measuring the heads, against a second implementation."""
     monkeypatch.setattr(search, "MEASURED", 40)
-    model = finding(tiny, slack=45, recall=90)
+    model = recall_reference(tiny, slack=45, recall=90)
     model.eval(random_tokens(rng, 450))
     heads, archive = model._heads, model._caches[0].archive
-    assert heads.looks is not None
+    assert heads.searching is not None
     assert archive is not None
-    assert heads.looks.sum() == 2
+    assert heads.searching.sum() == 2
     interest = np.zeros(20)
     heads.interest = interest.copy()
     sizes = (9, 1, 1, 30, 1, 1, 1)
@@ -223,7 +223,7 @@ def test_all_heads_read_what_was_looked_at_most(
             held = model.positions(layer, head)
             read = [p for p in range(archive.n_positions) if p not in held and p // 32 in focus]
             assert set(read) <= set(found.tolist())
-            if heads.looks[layer, head]:
+            if heads.searching[layer, head]:
                 assert found.size == min(270, 68 * size) + len(read)
             else:
                 assert found.tolist() == read
@@ -234,22 +234,22 @@ def test_all_heads_read_what_was_looked_at_most(
         assert bool(focus) == (size == 1)
 
 
-# ---- what else looks at attention ----
+# ---- other uses of attention ----
 
 
 @pytest.mark.parametrize("n_tokens", [1, 8])
 def test_scores_are_the_share_of_resident_rows(
     tiny: Path, rng: np.random.Generator, n_tokens: int
 ) -> None:
-    """A query gives the rows in use what it does not give to those found."""
-    model = finding(tiny, slack=16)
+    """A query's attention to cached rows is what its retrieved rows leave."""
+    model = recall_reference(tiny, slack=16)
     model.eval(random_tokens(rng, 96))
     model.eval(random_tokens(rng, 1))
     assert model.n_rows == 41
     before = {pair: model.scores(*pair).sum() for pair in HEADS}
     model.eval(random_tokens(rng, n_tokens))
     assert model.n_rows == 41 + n_tokens
-    assert model.found.shares.shape == (N_LAYER, N_HEAD, n_tokens, n_found(n_tokens))
+    assert model.found.shares.shape == (N_LAYER, N_HEAD, n_tokens, n_retrieved(n_tokens))
     found = model.found.shares.sum(axis=(2, 3)).reshape(N_LAYER, N_HEAD_KV, GROUP).mean(axis=2)
     assert (found > 1e-6).all()
     for pair in HEADS:
@@ -257,11 +257,11 @@ def test_scores_are_the_share_of_resident_rows(
         assert growth == pytest.approx(n_tokens - found[pair], rel=EXACT)
 
 
-def test_what_was_looked_at_is_added_up(tiny: Path, rng: np.random.Generator) -> None:
-    """Until it is forgotten; the archive stays."""
-    model = finding(tiny, slack=12)
+def test_attention_to_retrieved_rows_is_summed(tiny: Path, rng: np.random.Generator) -> None:
+    """Until the sums are cleared; the archive stays."""
+    model = recall_reference(tiny, slack=12)
     model.eval(random_tokens(rng, 100), ubatch=1)
-    assert model.n_looked == 100  # also those before the first row was evicted
+    assert model.n_looked == 100  # also those before the first eviction
     for _ in range(2):
         model.forget_found()
         assert (model.n_looked, model.found_share, model.found_weights.sum()) == (0, 0, 0)
@@ -279,9 +279,9 @@ def test_what_was_looked_at_is_added_up(tiny: Path, rng: np.random.Generator) ->
         assert 0.01 < model.found_share == pytest.approx(mean, rel=EXACT)
 
 
-def test_all_groups_of_a_chunk_are_added_up(tiny: Path, rng: np.random.Generator) -> None:
-    """Where all hidden rows are found, the weights sum to the full cache's squares."""
-    model = finding(tiny, slack=70, recall=1000)
+def test_all_groups_of_a_chunk_are_summed(tiny: Path, rng: np.random.Generator) -> None:
+    """If all evicted rows are retrieved, the weights sum to the full cache's squares."""
+    model = recall_reference(tiny, slack=70, recall=1000)
     model.eval(random_tokens(rng, 210))
     model.forget_found()
     model.eval(random_tokens(rng, 70))
@@ -295,15 +295,15 @@ def test_all_groups_of_a_chunk_are_added_up(tiny: Path, rng: np.random.Generator
     assert model.found_weights.sum() > (last**2).sum() > 0
 
 
-# ---- the archive ----
+# ---- archive ----
 
 
 @pytest.mark.parametrize("settings", [{}, {"n_pos": 100}, {"n_pos": 48}])
-def test_archived_keys_are_where_they_are_in_their_page(
+def test_archived_keys_have_their_position_in_the_page(
     tiny: Path, rng: np.random.Generator, settings: dict[str, Any]
 ) -> None:
-    """The same for both heads, though each packs its older rows as it has room."""
-    model = finding(tiny, slack=8, **settings)
+    """The same for both heads, although each packs its older rows differently."""
+    model = recall_reference(tiny, slack=8, **settings)
     tokens = random_tokens(rng, 300)
     model.eval(tokens)
     assert (model.n_rebases > 0) == bool(settings)
@@ -328,10 +328,10 @@ def as_q8_0(rows: FloatArray) -> FloatArray:
 
 
 @pytest.mark.parametrize("rounding", [as_float16, as_q8_0])
-def test_rows_are_archived_as_it_rounds_them(
+def test_archived_rows_are_rounded_to_the_archive_type(
     tiny: Path, rng: np.random.Generator, rounding: Any
 ) -> None:
-    """Once in the cache's type, once in the archive's; keys of the first page are not turned."""
+    """Once to the cache's type, once to the archive's; keys of the first page are not rotated."""
     model = ReferenceLlama.from_gguf(
         tiny,
         heavy=24,
@@ -351,12 +351,12 @@ def test_rows_are_archived_as_it_rounds_them(
         np.testing.assert_array_equal(archive.values, rounding(cache.values)[:, :n_rows])
 
 
-# ---- the text is taken back, or forgotten ----
+# ---- removing a tail, clearing a text ----
 
 
-def test_a_tail_is_read_again_and_finds_the_same(tiny: Path, rng: np.random.Generator) -> None:
+def test_a_tail_read_again_retrieves_the_same_rows(tiny: Path, rng: np.random.Generator) -> None:
     tokens, others = random_tokens(rng, 112), random_tokens(rng, 5)
-    model = finding(tiny, slack=30)
+    model = recall_reference(tiny, slack=30)
     model.eval(tokens[:106])
     logits = model.eval(tokens[106:])
     found, margin = model.found, model.smallest_search_margin
@@ -374,9 +374,9 @@ def test_a_tail_is_read_again_and_finds_the_same(tiny: Path, rng: np.random.Gene
     assert model.found_weights.size == model.n_tokens == 112
 
 
-def test_forgetting_the_text_empties_the_archive(tiny: Path, rng: np.random.Generator) -> None:
+def test_clearing_the_text_empties_the_archive(tiny: Path, rng: np.random.Generator) -> None:
     tokens = random_tokens(rng, 100)
-    model = finding(tiny, slack=8, n_pos=80)
+    model = recall_reference(tiny, slack=8, n_pos=80)
     first, found = model.eval(tokens), model.found
     margin, n_looked = model.smallest_search_margin, model.n_looked
     model.reset()
@@ -392,7 +392,7 @@ def test_forgetting_the_text_empties_the_archive(tiny: Path, rng: np.random.Gene
     assert (model.smallest_search_margin, model.n_looked) == (margin, n_looked)
 
 
-def test_without_eviction_or_rows_to_find_there_is_no_archive(
+def test_without_eviction_or_retrieval_there_is_no_archive(
     tiny: Path, rng: np.random.Generator
 ) -> None:
     full = ReferenceLlama.from_gguf(tiny, recall=16)

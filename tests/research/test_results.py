@@ -19,6 +19,6 @@ def test_file_of_another_run_is_refused_and_stays_as_it_is(tmp_path: Path) -> No
     for changed in ({**data, "basis": {"--seed": 2}}, {**data, "kind": "y"}, []):
         content = json.dumps(changed)
         target.write_text(content)
-        with pytest.raises(SettingsError, match=r"with --seed 2|is no file of this measurement"):
+        with pytest.raises(SettingsError, match=r"with --seed 2|is not a file of this measurement"):
             results(target)
         assert target.read_text() == content

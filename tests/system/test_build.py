@@ -1,4 +1,4 @@
-"""How llama.cpp's sources are pinned, patched and put into the build directory."""
+"""llama.cpp's sources are pinned, patched and copied to the build directory."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_a_patch_that_does_not_apply_is_named(tmp_path: Path, text: str, patch: 
         patched(tmp_path, text, patch)
 
 
-def test_patches_move_with_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What git moves applies as it is then; a hunk whose lines are gone is reported."""
+def test_patches_follow_moved_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A patch applies after git moved its lines; a hunk without its lines is reported."""
     patches = tmp_path / "patches"
     patches.mkdir()
     (patches / "0001-test.patch").write_text(PATCH)
@@ -92,7 +92,7 @@ def test_patches_move_with_their_lines(tmp_path: Path, monkeypatch: pytest.Monke
 # --- the sources in the build directory -------------------------------------------------------
 
 
-def test_sync_writes_only_what_changed(tmp_path: Path) -> None:
+def test_sync_writes_only_changed_files(tmp_path: Path) -> None:
     files = {"a.cpp": b"a", "src/b.cpp": b"b", "old/c.cpp": b"c"}
     assert sorted(sync(files, tmp_path)) == sorted(files)
     for name in files:
@@ -118,7 +118,7 @@ def write_sdist(path: Path, members: dict[str, bytes]) -> Path:
     return path
 
 
-def test_sources_from_elsewhere_are_of_this_pin_and_these_patches(tmp_path: Path) -> None:
+def test_external_sources_must_match_the_pin_and_the_patches(tmp_path: Path) -> None:
     info = b'{"patches": "these"}'
     with pytest.raises(BuildError, match=r"does not hold the llama\.cpp of this checkout; write"):
         check_prepared(tmp_path, info)
@@ -128,7 +128,7 @@ def test_sources_from_elsewhere_are_of_this_pin_and_these_patches(tmp_path: Path
         check_prepared(tmp_path, b'{"patches": "others"}')
 
 
-def test_only_the_needed_sources_are_read(tmp_path: Path) -> None:
+def test_only_the_needed_sources_are_extracted(tmp_path: Path) -> None:
     sdist = write_sdist(
         tmp_path / "llama_cpp_python-1.0.tar.gz",
         {
@@ -146,7 +146,7 @@ def test_an_archive_without_llama_cpp_is_refused(tmp_path: Path) -> None:
         read_sources(write_sdist(tmp_path / "llama_cpp_python-1.0.tar.gz", {"README.md": b""}))
 
 
-def test_move_pin_reads_what_an_archive_contains(tmp_path: Path) -> None:
+def test_move_pin_reads_the_version_of_an_archive(tmp_path: Path) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     sdist = write_sdist(
         tmp_path / "llama_cpp_python-1.0.tar.gz",

@@ -1,4 +1,4 @@
-"""The examples run as they are, and say what is missing."""
+"""The examples run unchanged and report missing models."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(name: str, *arguments: str | Path, folder: Path, given: str = "") -> str:
-    """What an example prints, or the error it ends with."""
+    """Return what an example prints, or its error."""
     [script] = [each for each in EXAMPLES if each.stem == name]
     done = subprocess.run(
         [sys.executable, script, *arguments],
         cwd=folder,
-        # No demo model lies there. One thread: more would wait for each other.
+        # No demo model is there. One thread: more would wait for each other.
         env={**os.environ, "PYH2O_MODELS": str(folder), "OMP_NUM_THREADS": "1"},
         input=given,
         capture_output=True,
@@ -40,7 +40,7 @@ def run(name: str, *arguments: str | Path, folder: Path, given: str = "") -> str
     return done.stdout
 
 
-def test_there_are_three() -> None:
+def test_there_are_three_examples() -> None:
     assert [path.stem for path in EXAMPLES] == ["chat", "story", "what_stays"]
     for path in EXAMPLES:
         lines = path.read_text().splitlines()
@@ -49,20 +49,20 @@ def test_there_are_three() -> None:
 
 
 @pytest.mark.parametrize("name", ["chat", "story", "what_stays"])
-def test_a_missing_model_is_said_first(name: str, tmp_path: Path) -> None:
+def test_a_missing_model_is_reported_first(name: str, tmp_path: Path) -> None:
     error = run(name, folder=tmp_path)
     assert error.startswith("there is no model")
     assert error.endswith("run `pyh2o models fetch`, or give a GGUF file\n")
     assert error.count("\n") == 1
 
 
-def test_a_chat(model: Path, tmp_path: Path) -> None:
+def test_chat_example_answers(model: Path, tmp_path: Path) -> None:
     shown = run("chat", model, folder=tmp_path, given="Hello?\nAnd then?\n\nnot read\n")
     assert shown.startswith("tiny listens\n")
     assert shown.count("[KV ") == 2
 
 
-def test_a_story_goes_on(model: Path, tmp_path: Path) -> None:
+def test_story_example_resumes(model: Path, tmp_path: Path) -> None:
     first = run("story", model, "30", "story.h2o", folder=tmp_path)
     assert first.startswith("Once upon a time, at the sea,")
     assert "[30 tokens in story.h2o" in first
@@ -71,7 +71,7 @@ def test_a_story_goes_on(model: Path, tmp_path: Path) -> None:
     assert "[50 tokens in story.h2o" in second
 
 
-def test_what_stays(model: Path, tmp_path: Path) -> None:
+def test_kept_rows_example_prints_them(model: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time there was a window. " * 100)
     for arguments in ([model], [model, text]):

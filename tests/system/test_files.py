@@ -39,7 +39,7 @@ def write(name: str) -> None:
         file.write(b"new")
 
 
-def test_file_is_replaced_at_the_end() -> None:
+def test_a_file_is_replaced_at_the_end() -> None:
     Path("file").write_bytes(b"old")
     with replacement(Path("file"), prefix=".mine-", mode=0o640) as file:
         file.write(b"new")
@@ -49,7 +49,7 @@ def test_file_is_replaced_at_the_end() -> None:
     assert names() == ["file"]
 
 
-def test_failure_leaves_the_old_file() -> None:
+def test_a_failure_leaves_the_old_file() -> None:
     Path("file").write_bytes(b"old")
     with pytest.raises(ZeroDivisionError), replacement(Path("file"), prefix=".mine-"):
         raise ZeroDivisionError
@@ -57,7 +57,7 @@ def test_failure_leaves_the_old_file() -> None:
     assert names() == ["file"]
 
 
-def test_leftovers_are_removed_after_their_writer_was_killed() -> None:
+def test_leftovers_of_a_killed_writer_are_removed() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", WRITER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as writer:
@@ -74,7 +74,7 @@ def test_leftovers_are_removed_after_their_writer_was_killed() -> None:
     assert names() == [".mine-notes", ".other-1.tmp", "first", "second"]
 
 
-def test_new_file_removed_before_it_is_locked(
+def test_a_new_file_removed_before_it_is_locked_is_created_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     n_lost = 0

@@ -1,4 +1,4 @@
-"""Imports point down, from the command line to the operating system, and in no circle."""
+"""Imports point down, from the command line to the operating system, without circles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from compiled import ROOT
 
-# From the bottom up. What has one place here knows nothing of each other.
+# From the bottom up. Packages in the same row must not import each other.
 LAYERS = (
     ("errors", "limits"),
     ("system",),
@@ -20,20 +20,20 @@ LAYERS = (
     ("compat", "sessions"),
     ("server",),
     ("batch", "bench"),
-    ("",),  # pyh2o itself, which names what users import
+    ("",),  # pyh2o itself, which exports the public names
     ("cli",),
 )
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
 
-# Each with its reason.
+# Exceptions, each with its reason.
 ALLOWED = {
-    # when somebody imports llama_cpp, our library is loaded first
+    # if a program imports llama_cpp, our library must be loaded first
     ("pyh2o.library", "pyh2o._native"),
 }
 
 
 def modules() -> dict[str, str]:
-    """The source of each module, by its name."""
+    """Return the source of each module by its name."""
     found = {}
     for folder in ("pyh2o", "cli"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -46,7 +46,7 @@ MODULES = modules()
 
 
 def imports(module: str, source: str) -> set[str]:
-    """The modules of ours that a module imports."""
+    """Return our modules that a module imports."""
     package = module if any(name.startswith(f"{module}.") for name in MODULES) else parent(module)
     found = set()
     for node in walk(ast.parse(source)):
@@ -58,13 +58,13 @@ def imports(module: str, source: str) -> set[str]:
                 base = ".".join([*above, base]).rstrip(".")
             names = [f"{base}.{name}" for name in names]
         names = [name.replace("pyh2o.cli", "cli", 1) for name in names]
-        # a name that is no module is one in a module
+        # a name that is not a module is defined in one
         found |= {name if name in MODULES else parent(name) for name in names} & {*MODULES}
     return found - {module}
 
 
 def walk(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The imports in a module, including those for its types."""
+    """Return all imports of a module, including those for types only."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child
@@ -87,7 +87,7 @@ GRAPH = {
 }
 
 
-def test_no_module_imports_from_a_layer_above_or_beside() -> None:
+def test_modules_import_only_from_lower_layers() -> None:
     wrong = [
         f"{module} -> {name}"
         for module, names in GRAPH.items()
@@ -103,7 +103,7 @@ def may_import(layer: str, other: str) -> bool:
     return layer == other or HEIGHT[other] < HEIGHT[layer]
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def test_modules_do_not_import_each_other_in_circles() -> None:
     done: set[str] = set()
 
     def visit(module: str, path: tuple[str, ...]) -> None:
@@ -117,5 +117,5 @@ def test_no_module_imports_itself_through_others() -> None:
         visit(module, ())
 
 
-def test_what_is_allowed_is_needed() -> None:
+def test_every_exception_is_needed() -> None:
     assert all(name in imports(module, MODULES[module]) for module, name in ALLOWED)

@@ -70,7 +70,7 @@ def add_group(
         (None, [("", 500, 200)], 800, 1000),
     ],
 )
-def test_limits_of_containers(
+def test_container_limits_reduce_available_memory(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     own: tuple[str, ...] | None,
@@ -91,7 +91,9 @@ def test_limits_of_containers(
 
 
 @pytest.mark.skipif(not hasattr(psutil.Process().memory_info(), "shared"), reason="not known")
-def test_mapped_weights_are_not_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapped_weights_are_not_available_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, size = tmp_path / "weights", 64 << 20
     path.write_bytes(bytes(size))
     monkeypatch.setattr(memory, "available_bytes", lambda: 2**40)
@@ -104,7 +106,7 @@ def test_mapped_weights_are_not_spare(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only for glibc's malloc")
-def test_blocks_freed_between_others_are_returned() -> None:
+def test_freed_blocks_between_used_ones_are_returned() -> None:
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     pieces, others = [], []

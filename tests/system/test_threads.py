@@ -24,11 +24,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_threads_of_one_core_count_once(machine: Path) -> None:
+def test_hardware_threads_of_one_core_count_once(machine: Path) -> None:
     assert physical_cores() == 3
 
 
-def test_cores_of_unknown_topology_count_each(
+def test_cores_of_unknown_topology_are_all_counted(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "_TOPOLOGY", machine / "nowhere")
@@ -47,10 +47,10 @@ def test_cores_of_unknown_topology_count_each(
         ("1 0", 3),
     ],
 )
-def test_limit_of_a_container(machine: Path, limit: str, cores: int) -> None:
+def test_the_cpu_limit_of_a_container_is_respected(machine: Path, limit: str, cores: int) -> None:
     (machine / "cpu.max").write_text(limit + "\n")
     assert physical_cores() == cores
 
 
-def test_this_machine() -> None:
+def test_the_default_on_this_machine_is_plausible() -> None:
     assert 1 <= physical_cores() <= (os.cpu_count() or 1)

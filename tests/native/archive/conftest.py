@@ -1,4 +1,4 @@
-"""A place for an archive in a file."""
+"""Path of an archive file."""
 
 from __future__ import annotations
 

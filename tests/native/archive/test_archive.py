@@ -1,4 +1,4 @@
-"""The archive of recall: rows come back as they were put in, whatever goes and stays."""
+"""The recall archive returns rows as they were stored, before and after pages are removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from scarce_memory import limits_memory
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_rows_come_back(rng: np.random.Generator, kind: str) -> None:
+def test_archive_returns_stored_rows(rng: np.random.Generator, kind: str) -> None:
     archive, tokens = Archive(kind), dict[int, Token]()
     for n in (1, N_PAGE - 2, 1, 3, 2 * N_PAGE + 2):
         append(archive, tokens, rng, n)
@@ -36,7 +36,7 @@ def test_rows_come_back(rng: np.random.Generator, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_rows_of_a_head_lie_one_after_the_other(rng: np.random.Generator, kind: str) -> None:
+def test_rows_of_a_head_are_contiguous(rng: np.random.Generator, kind: str) -> None:
     archive, tokens = Archive(kind), dict[int, Token]()
     append(archive, tokens, rng, N_PAGE + 5)
     for page, n in ((0, N_PAGE), (1, 5)):
@@ -65,7 +65,7 @@ def test_rounded_rows_are_not_rounded_again(rng: np.random.Generator, kind: str)
     np.testing.assert_array_equal(found.v, once.v)
 
 
-def test_rows_that_are_not_held_are_zero_in_any_memory(cases: Cases) -> None:
+def test_rows_without_tokens_read_as_zero_even_in_reused_memory(cases: Cases) -> None:
     for _, rng in cases(range(5)):
         plain, shared = Archive("q8_0"), Archive("q8_0")
         shared.share()
@@ -78,16 +78,16 @@ def test_rows_that_are_not_held_are_zero_in_any_memory(cases: Cases) -> None:
             for archive in (plain, shared):
                 archive.extend(tokens, has_rows=has_rows)
             assert shared.state() == plain.state()
-            if rng.integers(2):  # pages come back with what was in them
+            if rng.integers(2):  # the allocator returns freed pages with their old contents
                 for archive in (plain, shared):
                     archive.drop_rows(begin, archive.held.stop)
 
 
-def test_shared_memory_is_made_while_others_use_what_is_there(rng: np.random.Generator) -> None:
+def test_memory_grows_only_by_pages_that_are_not_shared(rng: np.random.Generator) -> None:
     archive, tokens = Archive(), dict[int, Token]()
     n_made = archive.share(most=3)
     for _ in range(3):
-        append(archive, tokens, rng, 8 * N_PAGE)  # all of a piece
+        append(archive, tokens, rng, 8 * N_PAGE)  # allocated in one block
     assert archive.is_shared
     append(archive, tokens, rng, N_PAGE)
     assert n_made[0] == 1
@@ -100,13 +100,13 @@ def test_shared_memory_is_made_while_others_use_what_is_there(rng: np.random.Gen
     assert not archive.is_shared
 
 
-def test_a_limit_has_room_for_a_page() -> None:
+def test_a_limit_below_one_page_is_refused() -> None:
     page = Archive().page_bytes()
     with pytest.raises(ArchiveError, match=f"limit of {page - 1} bytes is less than .* {page}$"):
         Archive(max_bytes=page - 1)
 
 
-def test_positions_go_to_their_end(rng: np.random.Generator) -> None:
+def test_positions_end_at_the_maximum(rng: np.random.Generator) -> None:
     most = 2**31 - 1
     archive, tokens = Archive(max_bytes=5 * Archive().page_bytes()), {}
     archive.begin_at(most - 200)
@@ -119,9 +119,9 @@ def test_positions_go_to_their_end(rng: np.random.Generator) -> None:
 
 
 @limits_memory
-def test_without_memory_nothing_changes() -> None:
+def test_a_failed_allocation_leaves_the_archive_unchanged() -> None:
     archive = Archive(layers=((32, 2048, 2048),))
-    ids = np.zeros(64 * N_PAGE, np.int32)  # more than this process may have at hand
+    ids = np.zeros(64 * N_PAGE, np.int32)  # possibly more than this process may allocate
     archive.call("extend", 10, pointer(ids), True)
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -137,7 +137,7 @@ def test_without_memory_nothing_changes() -> None:
     assert archive.held == range(N_PAGE + 10)
 
 
-def test_what_is_not_held_is_refused(rng: np.random.Generator) -> None:
+def test_rows_outside_the_archive_are_refused(rng: np.random.Generator) -> None:
     archive = Archive()
     archive.begin_at(N_PAGE + 10)
     archive.extend([random_token(rng)] * 3)
@@ -160,7 +160,7 @@ def test_what_is_not_held_is_refused(rng: np.random.Generator) -> None:
         ("f16", ((1, 0, 64),), "row of 0 elements"),
     ],
 )
-def test_rows_that_cannot_be_stored_are_refused(
+def test_unsupported_row_types_are_refused(
     kind: str | int, layers: tuple[tuple[int, int, int], ...], reason: str
 ) -> None:
     with pytest.raises(ArchiveError, match=reason):

@@ -1,4 +1,4 @@
-"""Pages of a file that are missing or damaged: found, and let go of."""
+"""Missing or damaged pages of an archive file are detected and dropped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pages_of(tokens: Tokens, pages: range | set[int]) -> Tokens:
 
 
 def page_at(page: int) -> int:
-    """Where it begins in a file whose first page is page 0."""
+    """Return the page's offset in a file that starts with page 0."""
     return HEADER + page * Archive(layers=SMALL).page_bytes()
 
 
@@ -44,7 +44,7 @@ def flip(path: Path, at: int, rng: np.random.Generator) -> None:
 
 
 def saved(path: Path, rng: np.random.Generator, n: int) -> tuple[bytes, Tokens]:
-    """The state of an archive in a file, which is closed, and its tokens."""
+    """Write an archive to a file, close it and return its state and its tokens."""
     archive, tokens = opened(path), dict[int, Token]()
     append(archive, tokens, rng, n)
     state = archive.state()
@@ -52,7 +52,7 @@ def saved(path: Path, rng: np.random.Generator, n: int) -> tuple[bytes, Tokens]:
     return state, tokens
 
 
-def test_all_up_to_a_damaged_page_is_let_go_of(rng: np.random.Generator, path: Path) -> None:
+def test_pages_up_to_a_damaged_page_are_dropped(rng: np.random.Generator, path: Path) -> None:
     state, tokens = saved(path, rng, 3 * N_PAGE + 5)
     whole = path.read_bytes()
     size = Archive(layers=SMALL).page_bytes()
@@ -66,10 +66,10 @@ def test_all_up_to_a_damaged_page_is_let_go_of(rng: np.random.Generator, path: P
 
 
 @pytest.mark.parametrize("number", ["begin", "first"])
-def test_pages_that_say_other_things_of_their_archive_are_not_of_one(
+def test_pages_with_inconsistent_headers_are_dropped(
     rng: np.random.Generator, path: Path, number: str
 ) -> None:
-    """The first of them was held, as if the archive had begun behind it or had no gap."""
+    """The first of them used to be accepted as if the archive started after it or had no gap."""
     _, tokens = saved(path, rng, 3 * N_PAGE + 5)
     data = bytearray(path.read_bytes())
     at = page_at(2)
@@ -87,8 +87,8 @@ def test_pages_that_say_other_things_of_their_archive_are_not_of_one(
     assert archive.numbers["n_dropped"] == first - begin
 
 
-def test_damage_that_came_later_is_found(rng: np.random.Generator, path: Path) -> None:
-    """Whoever reads a page may ask once more whether it is what was written."""
+def test_damage_after_opening_is_detected(rng: np.random.Generator, path: Path) -> None:
+    """A reader can check a page again after reading it."""
     for at in (0, PAGE_HEADER - 1, PADDING, Archive(layers=SMALL).page_bytes() - 1):
         path.unlink(missing_ok=True)
         archive, tokens = opened(path), dict[int, Token]()
@@ -104,8 +104,8 @@ def test_damage_that_came_later_is_found(rng: np.random.Generator, path: Path) -
         archive.close()
 
 
-def damage_anything(path: Path, size: int, rng: np.random.Generator) -> None:
-    """Bits of some pages, all of the file, or its end; or nothing."""
+def damage_randomly(path: Path, size: int, rng: np.random.Generator) -> None:
+    """Flip bits in some pages, in the whole file or truncate it, or do nothing."""
     n_places = (path.stat().st_size - HEADER) // size
     for place in rng.integers(0, n_places, rng.integers(0, 5)).tolist() if n_places else []:
         in_header = rng.integers(2)
@@ -118,7 +118,7 @@ def damage_anything(path: Path, size: int, rng: np.random.Generator) -> None:
         os.truncate(path, HEADER + int(rng.integers(n_places * size + 1)))
 
 
-def test_any_damage_is_let_go_of(cases: Cases, path: Path) -> None:
+def test_random_damage_never_returns_wrong_rows(cases: Cases, path: Path) -> None:
     for _, rng in cases(range(30)):
         path.unlink(missing_ok=True)
         max_pages = int(rng.integers(0, 9))
@@ -131,7 +131,7 @@ def test_any_damage_is_let_go_of(cases: Cases, path: Path) -> None:
             archive.extend(new)
         state, held, size = archive.state(), archive.held, archive.page_bytes()
         archive.close()
-        damage_anything(path, size, rng)
+        damage_randomly(path, size, rng)
 
         archive = opened(path, max_pages)
         n_lost = archive.read_state(state)

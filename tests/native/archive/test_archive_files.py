@@ -1,4 +1,4 @@
-"""The archive in a file: what was written is there again, whatever happened to the file."""
+"""An archive file is read back after it is closed, truncated or damaged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from compiled import pointer
 
 
 @pytest.mark.parametrize("kind", ["f16", "q4_0"])
-def test_whole_pages_are_there_again(rng: np.random.Generator, path: Path, kind: str) -> None:
+def test_whole_pages_are_read_back(rng: np.random.Generator, path: Path, kind: str) -> None:
     archive, tokens = Archive(kind), dict[int, Token]()
     archive.open_file(path)
     steps = (3, N_PAGE - 4, 1, 1, 5 * N_PAGE - 20)
@@ -53,9 +53,7 @@ def test_whole_pages_are_there_again(rng: np.random.Generator, path: Path, kind:
     assert_holds(archive, whole)
 
 
-def test_a_page_that_was_not_written_to_its_end_is_written_over(
-    rng: np.random.Generator, path: Path
-) -> None:
+def test_a_partly_written_page_is_overwritten(rng: np.random.Generator, path: Path) -> None:
     tokens = written(path, rng, 3 * N_PAGE)
     whole = path.read_bytes()
     size = Archive(layers=SMALL).page_bytes()
@@ -80,8 +78,8 @@ def test_a_page_that_was_not_written_to_its_end_is_written_over(
     assert_file_holds(path, tokens)
 
 
-def test_a_page_without_its_header_is_written_over(rng: np.random.Generator, path: Path) -> None:
-    """Where power is cut the file may have its length, but not yet all of its bytes."""
+def test_a_page_without_a_header_is_overwritten(rng: np.random.Generator, path: Path) -> None:
+    """After a power cut the file can have its length but not all of its bytes."""
     tokens = written(path, rng, 3 * N_PAGE)
     whole = path.read_bytes()
     at = len(whole) - Archive(layers=SMALL).page_bytes()
@@ -100,7 +98,7 @@ def test_a_page_without_its_header_is_written_over(rng: np.random.Generator, pat
     assert_file_holds(path, before)
 
 
-def test_rows_in_the_file_cannot_be_set(rng: np.random.Generator, path: Path) -> None:
+def test_rows_in_a_file_are_read_only(rng: np.random.Generator, path: Path) -> None:
     archive, tokens = opened(path), dict[int, Token]()
     append(archive, tokens, rng, N_PAGE + 1)
     with pytest.raises(ArchiveError, match="in the archive's file"):
@@ -108,14 +106,14 @@ def test_rows_in_the_file_cannot_be_set(rng: np.random.Generator, path: Path) ->
     assert_holds(archive, tokens)
 
 
-def loaded_of_files() -> int:
-    """Bytes of files that count as memory of this process."""
+def resident_file_bytes() -> int:
+    """Return the bytes of mapped files that count as memory of this process."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("RssFile:")[2].split()[0])
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells")
-def test_what_was_read_is_given_back(path: Path) -> None:
+def test_memory_of_pages_that_were_read_is_released(path: Path) -> None:
     archive = Archive(layers=((4, 128, 128),))
     archive.open_file(path)
     for _ in range(64):
@@ -123,17 +121,17 @@ def test_what_was_read_is_given_back(path: Path) -> None:
         archive.call("end_extend")
     archive.close_file()
     archive.open_file(path)
-    before, size = loaded_of_files(), 64 * archive.page_bytes()
+    before, size = resident_file_bytes(), 64 * archive.page_bytes()
     for page, head in product(range(64), range(4)):
         archive.page(page, 0, head)
-    assert loaded_of_files() > before + size / 2
+    assert resident_file_bytes() > before + size / 2
     archive.release()
-    assert loaded_of_files() < before + size / 4
-    assert archive.drop_damaged() == 0  # which reads all of them
-    assert loaded_of_files() < before + size / 4
+    assert resident_file_bytes() < before + size / 4
+    assert archive.drop_damaged() == 0  # reads all pages
+    assert resident_file_bytes() < before + size / 4
 
 
-# ---- what is no such file ----
+# ---- invalid files ----
 
 
 @pytest.mark.parametrize(
@@ -145,7 +143,7 @@ def test_what_was_read_is_given_back(path: Path) -> None:
         ("f32", SMALL, b"another of texts", "is the archive of another text"),
     ],
 )
-def test_another_archive_is_refused(
+def test_a_file_of_another_archive_is_refused(
     rng: np.random.Generator,
     path: Path,
     kind: str,
@@ -159,7 +157,7 @@ def test_another_archive_is_refused(
     with pytest.raises(ArchiveError, match=f"^{path} {reason}$"):
         archive.open_file(path, text)
     assert path.read_bytes() == before
-    # which stays one in memory
+    # the archive stays in memory
     tokens: dict[int, Token] = {}
     append(archive, tokens, rng, 70)
     assert_holds(archive, tokens)
@@ -179,16 +177,16 @@ def test_a_damaged_header_is_refused(rng: np.random.Generator, path: Path) -> No
 
 
 def with_number(data: bytes, at: int, number: bytes) -> bytes:
-    """A file with another number in its header, which is right but for that."""
+    """Return the file with one number in its header replaced and a correct checksum."""
     result = bytearray(data)
     result[at : at + len(number)] = number
-    numbers = 56 + 12 * len(SMALL)  # bytes in front of the checksum
+    numbers = 56 + 12 * len(SMALL)  # bytes before the checksum
     result[numbers : numbers + 8] = checksum(result[:numbers])
     return bytes(result)
 
 
 def test_a_file_of_another_version_is_refused(rng: np.random.Generator, path: Path) -> None:
-    """Its keys may be rotated otherwise."""
+    """Its keys may be rotated differently."""
     written(path, rng, N_PAGE)
     data = with_number(path.read_bytes(), 8, b"\x02\0\0\0")
     path.write_bytes(data)
@@ -197,8 +195,10 @@ def test_a_file_of_another_version_is_refused(rng: np.random.Generator, path: Pa
     assert path.read_bytes() == data
 
 
-def test_a_limit_that_no_file_can_reach_is_refused(rng: np.random.Generator, path: Path) -> None:
-    """Places were counted beyond what numbers hold, and pages lay in those of others."""
+def test_a_limit_above_the_maximum_file_size_is_refused(
+    rng: np.random.Generator, path: Path
+) -> None:
+    """Page numbers used to overflow, so that pages overwrote each other."""
     written(path, rng, 3 * N_PAGE)
     data = with_number(path.read_bytes(), 32, b"\xff" * 8)
     path.write_bytes(data)
@@ -207,7 +207,7 @@ def test_a_limit_that_no_file_can_reach_is_refused(rng: np.random.Generator, pat
     assert path.read_bytes() == data
 
 
-def test_only_a_file_that_was_begun_is_made_anew(rng: np.random.Generator, path: Path) -> None:
+def test_only_an_archive_file_is_overwritten(rng: np.random.Generator, path: Path) -> None:
     opened(path).close()
     header = path.read_bytes()
     for n in range(0, HEADER, 7):
@@ -222,7 +222,7 @@ def test_only_a_file_that_was_begun_is_made_anew(rng: np.random.Generator, path:
         assert path.read_bytes() == text
 
 
-def test_what_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     for path, reason in (
         (tmp_path, "Is a directory"),
         (tmp_path / "none" / "archive", "No such file or directory"),
@@ -232,7 +232,7 @@ def test_what_cannot_be_opened_is_refused(tmp_path: Path) -> None:
             opened(path)
 
 
-def test_a_file_has_one_user(path: Path) -> None:
+def test_an_open_file_is_locked(path: Path) -> None:
     archive = opened(path)
     with pytest.raises(ArchiveError, match="is in use"):
         opened(path)

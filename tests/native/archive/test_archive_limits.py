@@ -1,4 +1,4 @@
-"""The archive in a file at its limits, and after any steps."""
+"""Archive files at their size limits, and after random operations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from random_cases import Cases
 # ---- limits ----
 
 
-def test_a_full_disk_loses_nothing_that_is_held(rng: np.random.Generator, path: Path) -> None:
+def test_a_full_disk_loses_no_held_rows(rng: np.random.Generator, path: Path) -> None:
     size = Archive(layers=SMALL).page_bytes()
     for room in (0, 1, PADDING, PADDING + 1, size - 1, *rng.integers(0, size, 5).tolist()):
         path.unlink(missing_ok=True)
@@ -54,8 +54,8 @@ def test_a_full_disk_loses_nothing_that_is_held(rng: np.random.Generator, path: 
         assert_file_holds(path, {p: tokens[p] for p in range(4 * N_PAGE)})
 
 
-def test_a_page_that_was_written_over_in_part_is_gone(rng: np.random.Generator, path: Path) -> None:
-    """With a limit, a new page comes to where an old one was."""
+def test_a_partly_overwritten_page_is_dropped(rng: np.random.Generator, path: Path) -> None:
+    """With a limit, a new page reuses the place of an old page."""
     size = Archive(layers=SMALL).page_bytes()
     archive, tokens = opened(path, max_pages=3), dict[int, Token]()
     for _ in range(5):
@@ -70,7 +70,7 @@ def test_a_page_that_was_written_over_in_part_is_gone(rng: np.random.Generator, 
     assert archive.drop_damaged() == 0
 
 
-def test_the_limit_is_that_of_the_file(rng: np.random.Generator, path: Path) -> None:
+def test_the_file_size_stays_within_the_limit(rng: np.random.Generator, path: Path) -> None:
     archive, tokens = opened(path, max_pages=3), dict[int, Token]()
     for n in (100, 100, 700, 1, 130):
         append(archive, tokens, rng, n)
@@ -89,20 +89,20 @@ def test_the_limit_is_that_of_the_file(rng: np.random.Generator, path: Path) -> 
         assert path.stat().st_size == n_bytes
 
 
-# ---- all of it ----
+# ---- random operations ----
 
 
 Tokens = dict[int, Token]
 
 
 class Model:
-    """What an archive with a file has to hold."""
+    """What an archive with a file must hold."""
 
     def __init__(self, max_pages: int) -> None:
         self.max_pages = max_pages
-        self.text: Tokens = {}  # all of it
-        self.tokens: Tokens = {}  # what is held
-        self.file: dict[int, Tokens] = {}  # pages
+        self.text: Tokens = {}  # the whole text
+        self.tokens: Tokens = {}  # the tokens that the archive holds
+        self.file: dict[int, Tokens] = {}  # the pages in the file
 
     def begin(self) -> None:
         self.text, self.tokens = {}, {}
@@ -120,7 +120,7 @@ class Model:
                 self.tokens.pop(p, None)
 
     def write(self) -> None:
-        """Whole pages that the file does not have are written there."""
+        """Record that missing whole pages are written to the file."""
         pages: dict[int, Tokens] = {}
         for p, token in self.tokens.items():
             pages.setdefault(p // N_PAGE, {})[p] = token
@@ -136,11 +136,11 @@ class Model:
                 del self.file[gone]
 
     def has(self, page: int) -> bool:
-        """Whether a page of the file is of this text, as far as the text is known."""
+        """Return whether a page in the file belongs to this text, as far as the text is known."""
         return all(self.text.get(p) is token for p, token in self.file[page].items())
 
     def found_before(self, page: int) -> dict[int, Tokens]:
-        """Pages in the file that this one of the text follows."""
+        """Return how many consecutive pages before this page the file has."""
         found: dict[int, Tokens] = {}
         while page - 1 in self.file and self.has(page - 1):
             page -= 1
@@ -148,7 +148,7 @@ class Model:
         return found
 
     def hold(self, page: int, newer: Tokens) -> None:
-        """Of the text what the file has before a page, and tokens from there on."""
+        """Hold the tokens that the file has before a page, and all tokens from there on."""
         self.tokens = {}
         for _, tokens in sorted(self.found_before(page).items()):
             self.tokens |= tokens
@@ -157,7 +157,7 @@ class Model:
         self.write()
 
 
-def test_any_steps_leave_what_the_model_has(cases: Cases, path: Path) -> None:
+def test_random_operations_match_the_model(cases: Cases, path: Path) -> None:
     for _, rng in cases(range(12)):
         path.unlink(missing_ok=True)
         max_pages = int(rng.integers(0, 6))

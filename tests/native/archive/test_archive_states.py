@@ -1,4 +1,4 @@
-"""What a saved state carries of an archive, and that no state can harm one."""
+"""A saved state restores an archive, and no state can damage it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from archive import (
     assert_holds,
 )
 
-# of the numbers in front of the pages
+# size of the numbers before the pages
 NUMBERS = {"magic": (0, "Q"), "begin": (16, "i"), "first": (20, "i"), "next": (24, "i")}
 NUMBERS |= {"page": (28, "I"), "text": (32, "Q")}
 SIZE = 40
@@ -26,7 +26,9 @@ SIZE = 40
 
 @pytest.mark.parametrize("begin", [0, N_PAGE + 13])
 @pytest.mark.parametrize("n", [0, 1, N_PAGE - 13, N_PAGE, 3 * N_PAGE + 8])
-def test_a_state_has_all_that_is_in_memory(rng: np.random.Generator, begin: int, n: int) -> None:
+def test_a_state_contains_everything_in_memory(
+    rng: np.random.Generator, begin: int, n: int
+) -> None:
     archive, tokens = Archive("q8_0"), dict[int, Token]()
     archive.begin_at(begin)
     if n:
@@ -40,7 +42,7 @@ def test_a_state_has_all_that_is_in_memory(rng: np.random.Generator, begin: int,
     assert_holds(other, tokens)
 
 
-def test_a_state_may_have_more_than_the_limit(rng: np.random.Generator) -> None:
+def test_a_state_larger_than_the_limit_is_loaded(rng: np.random.Generator) -> None:
     archive, tokens = Archive(), dict[int, Token]()
     n = 4 * N_PAGE + 44
     append(archive, tokens, rng, n)
@@ -51,7 +53,9 @@ def test_a_state_may_have_more_than_the_limit(rng: np.random.Generator) -> None:
     assert_holds(other, {p: tokens[p] for p in range(n_missing, n)})
 
 
-def test_a_state_of_memory_goes_to_a_file(rng: np.random.Generator, tmp_path: Path) -> None:
+def test_a_state_from_memory_is_loaded_into_a_file(
+    rng: np.random.Generator, tmp_path: Path
+) -> None:
     archive, tokens = Archive(), dict[int, Token]()
     append(archive, tokens, rng, 2 * N_PAGE + 22)
     other = Archive()
@@ -64,7 +68,7 @@ def test_a_state_of_memory_goes_to_a_file(rng: np.random.Generator, tmp_path: Pa
     assert_holds(other, {p: tokens[p] for p in range(2 * N_PAGE)})
 
 
-def test_a_state_without_its_file_begins_behind_it(
+def test_a_state_without_its_file_starts_after_the_missing_pages(
     rng: np.random.Generator, tmp_path: Path
 ) -> None:
     archive, tokens = Archive(), dict[int, Token]()
@@ -87,7 +91,7 @@ def changed(state: bytes, **numbers: int) -> bytes:
     return bytes(result)
 
 
-def test_a_state_that_makes_no_sense_changes_nothing(rng: np.random.Generator) -> None:
+def test_an_invalid_state_changes_nothing(rng: np.random.Generator) -> None:
     archive, tokens = Archive(), dict[int, Token]()
     begin, end = N_PAGE + 6, 2 * N_PAGE + 42
     archive.begin_at(begin)

@@ -1,4 +1,4 @@
-"""Pages whose rows nobody wants any more: they take next to no memory, and go on in states."""
+"""Pages whose rows are all dropped take almost no memory and are kept in states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from archive import (
 )
 from random_cases import Cases
 
-# What 16 of them count as is a page; each is a header.
+# 16 pages without rows count as one page; each is a header.
 A_PAGE, HEADER = 16, 560
 NOTHING = Token(0, *(np.zeros(elements(SMALL, part), np.float32) for part in (1, 2)))
 
@@ -28,7 +28,7 @@ Tokens = dict[int, Token]
 
 
 def drop(archive: Archive, tokens: Tokens, p0: int, p1: int) -> None:
-    """Of both the rows of whole pages between these positions."""
+    """Drop the rows of both streams in all whole pages between two positions."""
     archive.drop_rows(p0, p1)
     held = archive.held
     for page in range(held.start // N_PAGE, held.stop // N_PAGE):
@@ -38,7 +38,7 @@ def drop(archive: Archive, tokens: Tokens, p0: int, p1: int) -> None:
 
 
 def n_whole(tokens: Tokens) -> int:
-    """Pages that have rows."""
+    """Count the pages that have rows."""
     return len({p // N_PAGE for p, token in tokens.items() if token is not NOTHING})
 
 
@@ -76,7 +76,7 @@ def test_only_whole_pages_lose_their_rows(rng: np.random.Generator) -> None:
     assert_takes(archive, tokens)
 
 
-def test_there_is_room_for_others(rng: np.random.Generator) -> None:
+def test_dropped_rows_free_space_for_others(rng: np.random.Generator) -> None:
     size = Archive(layers=SMALL).page_bytes()
     archive, tokens = Archive(layers=SMALL, max_bytes=3 * size), Tokens()
     append(archive, tokens, rng, 3 * N_PAGE)
@@ -84,15 +84,15 @@ def test_there_is_room_for_others(rng: np.random.Generator) -> None:
     append(archive, tokens, rng, 2 * N_PAGE)
     assert archive.numbers["n_dropped"] == 0
     assert_holds(archive, tokens)
-    append(archive, tokens, rng, 1)  # the oldest one goes
+    append(archive, tokens, rng, 1)  # the oldest page is removed
     assert archive.held.start == N_PAGE
     assert_holds(archive, tokens)
-    append(archive, tokens, rng, N_PAGE)  # and what follows until there is room
+    append(archive, tokens, rng, N_PAGE)  # and the following pages until there is space
     assert archive.held.start == 4 * N_PAGE
     assert_holds(archive, tokens)
 
 
-def test_many_without_rows_count_too(rng: np.random.Generator) -> None:
+def test_pages_without_rows_count_towards_the_limit(rng: np.random.Generator) -> None:
     size = Archive(layers=SMALL).page_bytes()
     archive, tokens = Archive(layers=SMALL, max_bytes=2 * size), Tokens()
     for _ in range(2 * A_PAGE + 3):
@@ -102,7 +102,7 @@ def test_many_without_rows_count_too(rng: np.random.Generator) -> None:
     assert_takes(archive, tokens)
 
 
-def test_a_state_has_them(rng: np.random.Generator, path: Path) -> None:
+def test_a_state_keeps_pages_without_rows(rng: np.random.Generator, path: Path) -> None:
     archive, tokens = Archive(layers=SMALL), Tokens()
     append(archive, tokens, rng, 4 * N_PAGE + 9)
     whole = len(archive.state())
@@ -120,7 +120,9 @@ def test_a_state_has_them(rng: np.random.Generator, path: Path) -> None:
     in_file = opened(path)
     assert in_file.read_state(state) == 0
     assert in_file.held == archive.held
-    assert_holds(in_file, {p: tokens[p] for p in in_file.held} | known(in_file, 3 * N_PAGE))
+    assert_holds(
+        in_file, {p: tokens[p] for p in in_file.held} | readable_tokens(in_file, 3 * N_PAGE)
+    )
     drop(in_file, {}, 0, 4 * N_PAGE)
     assert in_file.numbers["n_bytes"] == 5 * in_file.page_bytes()
     in_file.close()
@@ -129,17 +131,17 @@ def test_a_state_has_them(rng: np.random.Generator, path: Path) -> None:
     assert in_file.drop_damaged() == 0
 
 
-def known(archive: Archive, n: int) -> Tokens:
-    """Tokens without rows whose numbers can be read: in a file they are whole."""
+def readable_tokens(archive: Archive, n: int) -> Tokens:
+    """Return the tokens without rows whose numbers can be read: in a file the pages are whole."""
     return {p: Token(archive.get(p).id, NOTHING.k, NOTHING.v) for p in range(n)}
 
 
-def test_what_goes_to_a_file_later_is_whole_there(rng: np.random.Generator, path: Path) -> None:
+def test_pages_moved_to_a_file_are_whole_again(rng: np.random.Generator, path: Path) -> None:
     archive, tokens = Archive(layers=SMALL), Tokens()
     append(archive, tokens, rng, 3 * N_PAGE + 9)
     drop(archive, tokens, 0, 2 * N_PAGE)
     archive.open_file(path, moves=True)
-    assert_holds(archive, tokens | known(archive, 2 * N_PAGE))
+    assert_holds(archive, tokens | readable_tokens(archive, 2 * N_PAGE))
     append(archive, tokens, rng, N_PAGE)
     archive.close()
     archive = opened(path)
@@ -147,7 +149,7 @@ def test_what_goes_to_a_file_later_is_whole_there(rng: np.random.Generator, path
     assert archive.drop_damaged() == 0
 
 
-def test_a_state_that_makes_no_sense_is_refused(rng: np.random.Generator) -> None:
+def test_an_invalid_state_is_refused(rng: np.random.Generator) -> None:
     archive = Archive(layers=SMALL)
     append(archive, {}, rng, N_PAGE + 9)
     state, first = archive.state(), 40
@@ -160,7 +162,7 @@ def test_a_state_that_makes_no_sense_is_refused(rng: np.random.Generator) -> Non
         Archive(layers=SMALL).read_state(state[: first + HEADER])
 
 
-def test_any_steps(cases: Cases) -> None:
+def test_random_operations_match_the_model(cases: Cases) -> None:
     size = Archive(layers=SMALL).page_bytes()
     for _, rng in cases(range(16)):
         limit, begin = int(rng.integers(0, 6)), 0

@@ -1,4 +1,4 @@
-"""Spans that are forgotten: natively as in the NumPy reference, and everything else stays."""
+"""Dropped spans: the native cache equals the NumPy reference, and other rows stay."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ POLICIES = (
     *map(in_research, ("one_choice:H2OLayer", "one_choice:H2OCells")),
 )
 
-# Before anything is evicted; partly evicted, partly in cells that heads share; recent; two that
-# touch; older than another one; and between them the end is taken back.
+# Before any eviction; partly evicted and partly in cells shared by heads; recent; two adjacent
+# spans; older than another span; and a removed tail between them.
 STEPS: list[int | tuple[int, int]] = [
     *(7, 7, (4, 9), 7, 7),
     *(7, 7, 7, (12, 44), 7, -2, 5),
@@ -55,7 +55,7 @@ def reference_of(path: Path, policy: str = "h2o", **settings: Any) -> ReferenceL
 
 
 def held_by(llm: Llama) -> list[set[int]]:
-    """Positions of each (layer, KV head)."""
+    """Return the positions of each (layer, KV head)."""
     layers = range(llm.text.n_layer)
     return [set(of_head) for layer in layers for of_head in llm.kv_rows(layer)[0].tolist()]
 
@@ -66,7 +66,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_rows_that_stay_are_those_of_the_reference(
+def test_rows_after_a_drop_equal_the_reference(
     path: Path, rng: np.random.Generator, policy: str
 ) -> None:
     steps, reference = clear_steps(reference_of(path, policy), rng, STEPS)
@@ -77,7 +77,9 @@ def test_rows_that_stay_are_those_of_the_reference(
         assert llm.kv.forgotten == 5 + 40 + 4 + 25
 
 
-def test_packed_rows_and_fair_shares(path: Path, rng: np.random.Generator) -> None:
+def test_drops_with_packed_rows_and_fair_spans_equal_the_reference(
+    path: Path, rng: np.random.Generator
+) -> None:
     n_pos = HEAVY + RECENT + SLACK
     reference = reference_of(path, n_pos=n_pos)
     reference.share_fairly([20, 50])
@@ -89,19 +91,19 @@ def test_packed_rows_and_fair_shares(path: Path, rng: np.random.Generator) -> No
         assert llm.kv.rebases > 3
 
 
-def test_to_drop_rows_and_to_mask_them_are_the_same(path: Path, rng: np.random.Generator) -> None:
+def test_dropping_rows_equals_masking_them(path: Path, rng: np.random.Generator) -> None:
     logits = []
     tokens = rng.integers(0, 384, 100)
     for keep_all in (False, True):
         reference = reference_of(path, keep_all=keep_all, dtype=np.float64)
         read(reference, tokens[:60])
-        reference.forget([(20, 50)])
+        reference.drop_spans([(20, 50)])
         logits.append(read(reference, tokens[60:]))
     np.testing.assert_allclose(*logits, atol=1e-9)
 
 
-def test_what_is_not_forgotten_stays(path: Path, rng: np.random.Generator) -> None:
-    """Whatever number of forgotten rows a head had; what is left over goes at compactions."""
+def test_other_rows_stay_after_a_drop(path: Path, rng: np.random.Generator) -> None:
+    """However many dropped rows a head had; surplus rows are evicted at compactions."""
     with llama_of(path) as llm:
         llm.eval(random_tokens(rng, 70))
         before = held_by(llm)
@@ -111,14 +113,14 @@ def test_what_is_not_forgotten_stays(path: Path, rng: np.random.Generator) -> No
         left = held_by(llm)
         assert [rows - gone for rows in left] == [rows - gone for rows in before]
         assert min(len(rows & gone) for rows in left) == 0 < max(len(rows & gone) for rows in left)
-        # those of recent tokens, which all heads had, are not among them
+        # except those of recent tokens, which all heads had
         assert all(max(rows & gone, default=0) < 70 - RECENT - SLACK for rows in left)
         llm.eval(random_tokens(rng, 3 * SLACK))
         assert not any(rows & gone for rows in held_by(llm))
 
 
-def test_before_anything_is_evicted_it_is_as_if_it_was_masked(path: Path) -> None:
-    """Nothing moves, and nothing else goes."""
+def test_dropping_before_any_eviction_equals_masking(path: Path) -> None:
+    """No row moves, and no other row is removed."""
     with llama_of(path) as llm, llama_of(path) as other:
         for each in (llm, other):
             each.eval(list(range(20)))
@@ -132,7 +134,7 @@ def test_before_anything_is_evicted_it_is_as_if_it_was_masked(path: Path) -> Non
 
 @pytest.mark.parametrize("recall", [0, 30])
 @pytest.mark.parametrize("n_first", [18, 66])
-def test_a_text_goes_on_bit_for_bit_from_its_state(
+def test_a_state_resumes_bit_for_bit(
     path: Path, rng: np.random.Generator, recall: int, n_first: int
 ) -> None:
     settings = {"recall": recall, "hh": HEAVY + recall}
@@ -149,7 +151,7 @@ def test_a_text_goes_on_bit_for_bit_from_its_state(
 
 
 @pytest.mark.parametrize("recall", [0, 30])
-def test_the_end_of_a_text_is_taken_back_to_before_a_span_or_behind_it(
+def test_a_tail_is_removed_to_before_or_after_a_dropped_span(
     path: Path, rng: np.random.Generator, recall: int
 ) -> None:
     settings = {"recall": recall, "hh": HEAVY + recall}
@@ -171,14 +173,14 @@ def test_the_end_of_a_text_is_taken_back_to_before_a_span_or_behind_it(
         assert llm.text.dropped_spans == [(36, 40)]
         assert llm.text.remove_tail(36)
         assert llm.text.dropped_spans == []
-        # the text was marked there: it is as if nothing had ever come
+        # the text had a mark there: nothing of the tail remains
         alone.reset()
         alone.eval(first)
         assert_same_future(llm, alone, more)
 
 
-def test_the_archive_goes_on_over_a_gap(path: Path, rng: np.random.Generator) -> None:
-    """Rows that were forgotten before they were archived are not there, those around them are."""
+def test_the_archive_continues_after_a_dropped_span(path: Path, rng: np.random.Generator) -> None:
+    """Rows dropped before they were archived are missing, adjacent ones are archived."""
     with llama_of(path, recall=150, hh=HEAVY + 150) as llm:
         llm.eval(random_tokens(rng, 60))
         llm.text.drop_spans([(54, 58)])
@@ -195,8 +197,8 @@ def test_the_archive_goes_on_over_a_gap(path: Path, rng: np.random.Generator) ->
 def test_whole_pages_of_the_archive_lose_their_rows(
     path: Path, tmp_path: Path, rows: str, atol: float
 ) -> None:
-    """Not those in a file; the text goes on as it would with them."""
-    # a re-base comes while heads still hold rows of such pages, which others need the places of
+    """Not in a file; the text continues as it would with the rows."""
+    # a re-base comes while heads still hold rows of such pages, whose cells other rows need
     write_tiny_gguf(path, seed=3, n_layer=2, n_ctx_train=202)
     settings = {"recall": 20, "hh": 60, "slack": 3, **stored_as(rows)}
     archive = tmp_path / "archive"
@@ -210,7 +212,7 @@ def test_whole_pages_of_the_archive_lose_their_rows(
         for each in (llm, other):
             each.text.drop_spans([(100, 590)])
         assert any(of_head & set(range(128, 512)) for of_head in held_by(llm))
-        # three of five pages of 128 tokens have nothing else
+        # three of five pages of 128 tokens contain nothing else
         assert 2 / 5 < llm.kv.bytes_archive / before.bytes_archive < 0.42
         assert other.kv.bytes_archive == before.bytes_archive
         for token in [5] * 12 + random_tokens(np.random.default_rng(6), 300):
@@ -223,7 +225,7 @@ def test_whole_pages_of_the_archive_lose_their_rows(
         assert llm.kv.rebases > before.rebases + 1
 
 
-def test_what_cannot_be_forgotten_is_refused(path: Path) -> None:
+def test_spans_that_cannot_be_dropped_are_refused(path: Path) -> None:
     with llama_of(path, pinned=4) as llm:
         llm.eval(list(range(40)))
         llm.pin_spans([(8, 10)])
@@ -244,7 +246,7 @@ def test_what_cannot_be_forgotten_is_refused(path: Path) -> None:
         assert llm.text.dropped_spans == []
 
 
-def test_a_full_cache_forgets_nothing(path: Path) -> None:
+def test_a_full_cache_drops_nothing(path: Path) -> None:
     with tiny_llama(path, evict=False, n_ctx=64) as llm:
         llm.eval(list(range(40)))
         llm.text.drop_spans([(10, 20)])

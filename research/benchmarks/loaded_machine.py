@@ -1,9 +1,10 @@
-"""How fast a text is written while other programs keep cores busy.
+"""Measure generation speed while other programs keep cores busy.
 
-    python -m research.benchmarks.beside_others --others 0,1,2
+    python -m research.benchmarks.loaded_machine --others 0,1,2
 
-All numbers of threads and of other programs, each of which computes without end, are interleaved.
-Before each measurement a second of text is written, in which the number of threads may fall.
+All numbers of threads and of other programs, each of which uses a core without end, are
+interleaved. Before each measurement the model generates for a second, in which the number of
+threads can fall.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def speed(worker: Worker, n: int) -> float:
-    """Return tokens per second of a new text, written one by one."""
+    """Return tokens per second of a new text, generated one by one."""
     worker.ask("reset")
     started = time.perf_counter()
     while time.perf_counter() < started + SETTLE:
@@ -61,7 +62,7 @@ def speed(worker: Worker, n: int) -> float:
 
 @contextmanager
 def busy(n: int) -> Iterator[None]:
-    """Run so many programs that compute."""
+    """Run `n` programs that compute without end."""
     programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
     try:
         yield

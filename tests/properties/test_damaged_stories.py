@@ -1,4 +1,4 @@
-"""The file of a story and its records: nothing that is in them is ever lost."""
+"""Damaged story files and records: no content is ever lost."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ Pieces = st.lists(Texts, max_size=4)
 
 
 def emptied(folder: Path) -> Path:
-    """The name of a story in a folder without files."""
+    """Return the name of a story in a folder without files."""
     for path in folder.iterdir():
         path.unlink()
     return folder / "story.txt"
 
 
 def is_somewhere(content: bytes, folder: Path) -> bool:
-    """Whether a file has it, but for white space at its end."""
+    """Return whether a file contains the text, except for trailing white space."""
     return any(content.rstrip() in path.read_bytes() for path in folder.iterdir())
 
 
-def test_a_story_that_is_resumed(tmp_path: Path, tries: Tries) -> None:
-    """What somebody has put into the file stays there, or is kept beside it."""
+def test_resuming_an_edited_story_keeps_its_content(tmp_path: Path, tries: Tries) -> None:
+    """Text that was added to the file stays or is kept in another file next to it."""
     known = st.tuples(Texts, st.none() | Texts)
     edits = st.tuples(st.sampled_from(["as it was", "cut", "edited", "none"]), Contents)
 
@@ -62,7 +62,7 @@ def test_a_story_that_is_resumed(tmp_path: Path, tries: Tries) -> None:
         assert path.read_bytes() == begins + "".join(pieces).encode()
         rest = before.removeprefix(begins).strip()
         if end is None or not end.encode().strip().startswith(rest):
-            # what was behind the checkpoint has come again, or is aside
+            # the text after the checkpoint was generated again or is in another file
             behind = before[len(begins) :].decode(errors="ignore").strip()
             come = "".join(pieces)
             asides = tmp_path.glob("*.old")
@@ -72,9 +72,7 @@ def test_a_story_that_is_resumed(tmp_path: Path, tries: Tries) -> None:
     tries.every(st.tuples(known, edits, Pieces), is_kept, examples=300)
 
 
-def test_records(tmp_path: Path, tries: Tries) -> None:
-    """A line that was cut off goes, and spoils no other one."""
-
+def test_a_truncated_record_does_not_damage_others(tmp_path: Path, tries: Tries) -> None:
     def are_added(drawn: tuple[bytes, list[str]]) -> None:
         content, lines = drawn
         path = emptied(tmp_path)

@@ -1,16 +1,16 @@
-"""Ten turns of a chat that thinks: what is read again, what the cache holds, how long one waits.
+"""Measure ten turns of a chat with reasoning: tokens read again, cached rows and waiting times.
 
-    python -m research.benchmarks.thoughts --model qwen2.5-coder-1.5b-instruct-q4_k_m.gguf
+    python -m research.benchmarks.reasoning --model qwen2.5-coder-1.5b-instruct-q4_k_m.gguf
 
-The client sends the history without thoughts, as clients do. A grammar has the model think between
-<think> and </think> before each answer. Three ways, interleaved, in a model each:
+The client sends the history without reasoning, as clients do. A grammar makes the model write
+between <think> and </think> before each answer. Three ways, interleaved, each with its own model:
 
-* forgotten: thoughts leave the cache when their answer has ended;
-* kept: they stay, and the history without them is read again (`keep_thoughts`);
-* full: a full cache, which is read again from the first thought that the history lacks.
+* dropped: reasoning is dropped from the cache when its answer has ended;
+* kept: reasoning stays, and the history without it is read again (`keep_thoughts`);
+* full: a full cache, which is read again from the first reasoning that the history lacks.
 
-Behind them: how far the logits of a next turn are from those of the history read anew, in a cache
-that has room for all of it, where thoughts were forgotten and where they were kept.
+The last lines show how far the logits of a next turn are from those of the history read again, in a
+cache with space for all of it, if reasoning was dropped and if it was kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pyh2o.core.text import Text
 from .common import open_model, parser_of
 
 # isort: split
-from llama_cpp import LlamaGrammar  # after pyh2o, whose library it then runs on
+from llama_cpp import LlamaGrammar  # after pyh2o, so that it uses pyh2o's library
 
 GRAMMAR = 'root ::= "<think>\\n" [^<>]{{{0},{1}}} "\\n</think>\\n\\n" [A-Z] [^<>\\n]{{1,{2}}} "."'
 SYSTEM = "Think about the question first, between <think> and </think>. Then answer briefly."
@@ -63,7 +63,7 @@ class Chat:
     """A client and its model.
 
     Attributes:
-        messages: the history, without thoughts.
+        messages: the history, without reasoning.
     """
 
     def __init__(self, llm: Llama, grammar: str) -> None:
@@ -72,7 +72,7 @@ class Chat:
         self.messages = [message("system", SYSTEM)]
 
     def ask(self, question: str, seed: int) -> tuple[float, float, int]:
-        """Seconds to the first piece of an answer and to its end, and the tokens read for it."""
+        """Return seconds to an answer's first text and to its end, and the tokens read for it."""
         self.messages.append(message("user", question))
         counts, n_sampled = self.llm.text.model.batcher.counts.tokens, self.llm.text.n_sampled
         start, first, text = time.perf_counter(), 0.0, ""
@@ -92,7 +92,7 @@ class Chat:
 
 
 def logits_of(llm: Llama, tokens: list[int]) -> npt.NDArray[np.floating[Any]]:
-    """[len(tokens), n_vocab] logarithms of the probabilities behind each."""
+    """Return log-probabilities after each token, [len(tokens), n_vocab]."""
     rows = []
     for token in tokens:
         llm.eval([token])
@@ -102,29 +102,29 @@ def logits_of(llm: Llama, tokens: list[int]) -> npt.NDArray[np.floating[Any]]:
 
 
 def compare(text: Text, given: argparse.Namespace) -> None:
-    """The logits of a next turn against those of the history read anew, without its thoughts."""
+    """Compare the logits of a next turn with those of the history read again without reasoning."""
     roomy = argparse.Namespace(**vars(given) | {"rows": given.ctx, "recent": None, "recall": 0})
     tokens, spans = text.tokens.tolist(), text.dropped_spans
     read = {
-        "read anew": text.tokens[text.kept_positions].tolist(),
-        "forgotten": tokens,
+        "read again": text.tokens[text.kept_positions].tolist(),
+        "dropped": tokens,
         "kept": tokens,
     }
     found = {}
     for name, whole in read.items():
         with open_model(roomy, n_ctx=given.ctx) as llm:
             llm.eval(whole)
-            if name == "forgotten":
+            if name == "dropped":
                 llm.text.drop_spans(spans)
             probe = llm.tokenize(NEXT.encode(), add_bos=False, special=True)
             found[name] = logits_of(llm, probe)
-    expected = found.pop("read anew")
+    expected = found.pop("read again")
     for name, logits in found.items():
         divergence = (np.exp(expected) * (expected - logits)).sum(axis=-1)
         same = np.mean(expected.argmax(axis=-1) == logits.argmax(axis=-1))
         print(
-            f"a next turn, thoughts {name}: {divergence.mean():.4f} nats a token (KL) from the "
-            f"history read anew, the same token is the likeliest {100 * same:.0f} % of the time"
+            f"next turn, reasoning {name}: {divergence.mean():.4f} nats per token (KL) from the "
+            f"history read again, same most probable token {100 * same:.0f} % of the time"
         )
 
 
@@ -132,12 +132,14 @@ def run() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--ctx", type=int, default=8192)
-    parser.add_argument("--thought", type=int, default=600, help="characters of one, at least")
-    parser.add_argument("--answer", type=int, default=300, help="characters of one, at most")
+    parser.add_argument(
+        "--reasoning", type=int, default=600, help="minimum characters of the reasoning"
+    )
+    parser.add_argument("--answer", type=int, default=300, help="maximum characters of the answer")
     given = parser.parse_args()
-    grammar = GRAMMAR.format(given.thought, given.thought * 3 // 2, given.answer)
+    grammar = GRAMMAR.format(given.reasoning, given.reasoning * 3 // 2, given.answer)
     ways: dict[str, dict[str, Any]] = {
-        "forgotten": {},
+        "dropped": {},
         "kept": {"keep_thoughts": True},
         "full": {"evict": False, "recall": None},
     }
@@ -151,15 +153,15 @@ def run() -> None:
         kv = chat.llm.kv
         waits[name].append(first)
         print(
-            f"turn {turn + 1}, {name}: {n_read} tokens read, first piece after {first:.2f} s, "
-            f"all after {last:.1f} s; {kv.position} positions, {kv.used} cells used, "
-            f"{kv.forgotten} forgotten, {kv.bytes_total / 2**20:.0f} MiB, "
+            f"turn {turn + 1}, {name}: {n_read} tokens read, first text after {first:.2f} s, "
+            f"whole answer after {last:.1f} s; {kv.position} positions, {kv.used} cells used, "
+            f"{kv.forgotten} dropped, {kv.bytes_total / 2**20:.0f} MiB, "
             f"archive {kv.bytes_archive / 2**20:.1f} MiB",
             flush=True,
         )
     for name, seconds in waits.items():
-        print(f"{name}: first piece after {statistics.median(seconds[1:]):.2f} s from turn 2 on")
-    compare(chats["forgotten"].llm.text, given)
+        print(f"{name}: first text after {statistics.median(seconds[1:]):.2f} s from turn 2 on")
+    compare(chats["dropped"].llm.text, given)
 
 
 if __name__ == "__main__":
