@@ -45,7 +45,7 @@ def test_unsupported_flash_attention_is_refused(tmp_path: Path) -> None:
         assert llm.kv.compactions > 0
     for settings in ({"flash_attn": True}, {"type_v": KV_TYPES["q8_0"]}):
         for evict in (True, False):
-            with pytest.raises(SettingsError, match="cannot run flash attention"):
+            with pytest.raises(SettingsError, match="does not support flash attention"):
                 tiny_llama(path, n_ctx=256, evict=evict, **settings)
 
 

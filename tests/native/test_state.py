@@ -199,7 +199,7 @@ def test_a_state_of_another_version_is_refused_with_the_version(
         with pytest.raises(StateError, match="damaged"):
             llm.load_kv_state(data, tokens)
     if evict:  # the library has its own version
-        state[7] -= 1
+        state[7] += 1
         state[HEADER_BYTES + 8] += 1
         with pytest.raises(StateError, match="state does not fit"):
             llm.load_kv_state(bytes(state), tokens)
