@@ -38,16 +38,16 @@ int ggml_cuda_get_device() {
 
 namespace {
 
-constexpr uint32_t N_EMBD     = 128;
-constexpr uint32_t N_HEAD_KV  = 8;
-constexpr uint32_t N_LOOKING  = 2; // KV heads that search
-constexpr size_t SIZE_ROW     = N_EMBD * sizeof(uint16_t);
-constexpr size_t SIZE_HEAD    = size_t(PAGE) * 2 * SIZE_ROW; // of a page
-constexpr size_t SIZE_PAGE    = SIZE_HEAD * N_HEAD_KV;
-constexpr size_t SIZE_CODES   = llama_h2o_code_layout { N_EMBD }.size();
-constexpr size_t BEYOND_CACHE = size_t(512) << 20; // bytes that no L2 cache holds
-constexpr int BYTE            = 0x2c;              // 0x2c2c is a small number in f16
-constexpr uint32_t N_LAYERS   = 32;
+constexpr uint32_t N_EMBD      = 128;
+constexpr uint32_t N_HEAD_KV   = 8;
+constexpr uint32_t N_SEARCHING = 2; // KV heads that search
+constexpr size_t SIZE_ROW      = N_EMBD * sizeof(uint16_t);
+constexpr size_t SIZE_HEAD     = size_t(PAGE) * 2 * SIZE_ROW; // of a page
+constexpr size_t SIZE_PAGE     = SIZE_HEAD * N_HEAD_KV;
+constexpr size_t SIZE_CODES    = llama_h2o_code_layout { N_EMBD }.size();
+constexpr size_t BEYOND_CACHE  = size_t(512) << 20; // bytes that no L2 cache holds
+constexpr int BYTE             = 0x2c;              // 0x2c2c is a small number in f16
+constexpr uint32_t N_LAYERS    = 32;
 
 bool is_tiny = false;
 
@@ -239,7 +239,7 @@ struct archive {
     uint32_t n_groups; // of tokens that search together
     memory slab;
     memory pages;
-    memory codes; // [N_LAYERS][N_LOOKING][n_pages]
+    memory codes; // [N_LAYERS][N_SEARCHING][n_pages]
     memory hidden;
     memory factors;
     memory sums; // shares, gains, interest and weights
@@ -253,7 +253,7 @@ struct archive {
         codes(random_codes()), hidden(allocate(size_t(n_pages) * N_HEAD_KV * PAGE / 8, 0xff)),
         factors(allocate(size_t(n_pages) * 2 * N_EMBD * sizeof(float), 0)),
         sums(allocate((1 + N_HEAD_KV + size_t(n_pages) * (PAGE + PAGE / LLAMA_H2O_PASSAGE)) * 8, 0)),
-        scoring(allocate(size_t(N_LOOKING) * n_groups * (n_pages * PAGE + llama_h2o_device_text::N_COUNTS) * 4, 0)),
+        scoring(allocate(size_t(N_SEARCHING) * n_groups * (n_pages * PAGE + llama_h2o_device_text::N_COUNTS) * 4, 0)),
         heads(head_table(n_alone, n_together)), texts(text_table()) {}
 
     // other pages for each layer
@@ -275,9 +275,9 @@ struct archive {
 
         std::mt19937 rng(2);
 
-        std::vector<uint32_t> of_layer(SIZE_CODES * N_LOOKING * n_pages / 4);
+        std::vector<uint32_t> of_layer(SIZE_CODES * N_SEARCHING * n_pages / 4);
         std::generate(of_layer.begin(), of_layer.end(), rng);
-        for (uint32_t i = 0; i < N_LOOKING * n_pages; ++i) {
+        for (uint32_t i = 0; i < N_SEARCHING * n_pages; ++i) {
             char * page = reinterpret_cast<char *>(of_layer.data()) + i * SIZE_CODES;
             std::memset(page + layout.scales(), BYTE, SIZE_CODES - layout.scales());
         }
@@ -295,7 +295,7 @@ struct archive {
         std::vector<llama_h2o_device_text::head> res;
         for (uint32_t head = 0; head < N_HEAD_KV; ++head) {
             const uint64_t keys = head * SIZE_HEAD;
-            res.push_back({ head < N_LOOKING ? int32_t(head) : -1, n_alone, n_together, keys, keys + SIZE_ROW });
+            res.push_back({ head < N_SEARCHING ? int32_t(head) : -1, n_alone, n_together, keys, keys + SIZE_ROW });
         }
 
         return on_device(res);
@@ -315,7 +315,7 @@ struct archive {
             text.max_pages   = n_pages;
             text.first_near  = n_pages;
             text.pages       = as<const char *>(pages) + size_t(layer) * n_pages;
-            text.codes       = codes.get() + size_t(layer) * N_LOOKING * n_pages * SIZE_CODES;
+            text.codes       = codes.get() + size_t(layer) * N_SEARCHING * n_pages * SIZE_CODES;
             text.hidden      = as<uint64_t>(hidden);
             text.factors     = as<float>(factors);
             text.heads       = as<llama_h2o_device_text::head>(heads);
@@ -325,7 +325,7 @@ struct archive {
             text.weights     = text.interest + size_t(n_pages) * (PAGE / LLAMA_H2O_PASSAGE);
             text.max_groups  = n_groups;
             text.counts      = as<uint32_t>(scoring);
-            text.scores      = text.counts + size_t(N_LOOKING) * n_groups * llama_h2o_device_text::N_COUNTS;
+            text.scores      = text.counts + size_t(N_SEARCHING) * n_groups * llama_h2o_device_text::N_COUNTS;
         }
 
         return on_device(res);

@@ -231,7 +231,7 @@ def test_spans_that_cannot_be_dropped_are_refused(path: Path) -> None:
         llm.pin_spans([(8, 10)])
         rows = held_by(llm)
         for spans in ([(3, 6)], [(9, 12)], [(6, 9)], [(30, 40)], [(39, 41)], [(50, 52)]):
-            with pytest.raises(SettingsError, match="pinned tokens and the newest one cannot"):
+            with pytest.raises(SettingsError, match="pinned tokens and the newest token cannot"):
                 llm.text.drop_spans(spans)
         for spans in ([(12, 12)], [(12, 14), (13, 15)], [(16, 17), (12, 13)], [(-2, 4)]):
             with pytest.raises(SettingsError, match="ascending"):

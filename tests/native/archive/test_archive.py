@@ -154,7 +154,7 @@ def test_rows_outside_the_archive_are_refused(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("kind", "layers", "reason"),
     [
-        (3, LAYERS, "of type f32, f16, q8_0 or q4_0$"),
+        (3, LAYERS, "use f32, f16, q8_0 or q4_0$"),
         ("q8_0", ((1, 64, 48),), "row of 48 elements is not whole blocks of 32"),
         ("q4_0", ((1, 64, 64), (1, 16, 64)), "row of 16 elements is not whole blocks of 32"),
         ("f16", ((1, 0, 64),), "row of 0 elements"),
