@@ -1,4 +1,4 @@
-"""Chats of other programs: what SillyTavern and ChatGPT export, as messages and answers."""
+"""Import chats that SillyTavern and ChatGPT have exported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import SessionError
 
-# What SillyTavern itself writes before a greeting that answers nothing.
+# SillyTavern's own message before a greeting.
 OPENING = "[Start a new chat]"
 PICTURE = "[picture]"
 Said = tuple[bool, str]
@@ -20,9 +20,9 @@ class ImportedChat:
     """A chat of another program.
 
     Attributes:
-        title: what it was called there.
-        turns: messages and answers.
-        unanswered: the last message, if it has no answer.
+        title: title in that program.
+        turns: pairs of a message and its answer.
+        unanswered: the last message if it has no answer, or "".
     """
 
     title: str
@@ -31,10 +31,10 @@ class ImportedChat:
 
 
 def read_chats(text: str) -> list[ImportedChat]:
-    """The chats of a file: one that SillyTavern saved (.jsonl), or all of a conversations.json.
+    """Return the chats of a file of SillyTavern (.jsonl) or of ChatGPT (conversations.json).
 
     Raises:
-        SessionError: it has none.
+        SessionError: the file contains no chat.
     """
     try:
         records = _records(text)
@@ -44,9 +44,8 @@ def read_chats(text: str) -> list[ImportedChat]:
     chats = [chat for chat in found if chat.turns]
     if not chats:
         raise SessionError(
-            "no chats were found in this file: give a chat of SillyTavern (.jsonl), "
-            "conversations.json of a ChatGPT export (unpack its ZIP file first), or a JSON file "
-            "that was exported here"
+            "no chats found in this file: give a SillyTavern chat (.jsonl), conversations.json of "
+            "a ChatGPT export (unpack its ZIP file first), or a JSON file exported by pyh2o"
         )
     return chats
 
@@ -65,7 +64,7 @@ def _has(records: list[Any], field: str) -> bool:
 
 
 def _chat(title: Any, said: Iterable[Said]) -> ImportedChat:
-    """A chat of what was said, of which each part says whether it is the user's."""
+    """Return a chat of (is_user, text) messages."""
     parts: list[Said] = []
     for is_user, text in said:
         if parts and parts[-1][0] == is_user:
@@ -74,7 +73,7 @@ def _chat(title: Any, said: Iterable[Said]) -> ImportedChat:
             parts.append((is_user, text))
     if parts and not parts[0][0]:
         parts.insert(0, (True, OPENING))
-    # halves of characters, which JSON can have and no text
+    # replace unpaired surrogates, which JSON may contain
     texts = [text.encode(errors="replace").decode() for _, text in parts]
     unanswered = texts.pop() if len(texts) % 2 else ""
     turns = tuple(zip(texts[::2], texts[1::2], strict=True))
@@ -92,7 +91,7 @@ def _of_sillytavern(records: list[Any]) -> ImportedChat:
     said = [
         (bool(message["is_user"]), str(message["mes"]))
         for message in messages
-        # such as remarks of the program, which no model gets to see
+        # remarks of the program, for example, are not shown to models
         if not message.get("is_system") and str(message["mes"]).strip()
     ]
     names = (message.get("name") for message in messages if not message["is_user"])
@@ -100,7 +99,7 @@ def _of_sillytavern(records: list[Any]) -> ImportedChat:
 
 
 # -------------------------------------------------------------------------------------------------
-# OpenAI: trees of messages, of which the path to the current one was on the screen last
+# OpenAI: trees of messages; the path to the current one is imported
 # -------------------------------------------------------------------------------------------------
 
 
@@ -110,7 +109,7 @@ def _of_openai(records: list[Any]) -> list[ImportedChat]:
 
 
 def _path(tree: dict[str, Any]) -> Iterator[Said]:
-    """What was said, from the last message up."""
+    """Yield the messages from the current one up to the root."""
     nodes = dict(tree["mapping"])
     at = tree.get("current_node") or next(reversed(nodes), None)
     while node := nodes.pop(at, None):
@@ -121,7 +120,7 @@ def _path(tree: dict[str, Any]) -> Iterator[Said]:
 
 
 def _text_of(message: dict[str, Any]) -> str:
-    """What people saw of a message: not tools, thoughts, instructions."""
+    """Return the visible text of a message: "" for tools, reasoning and instructions."""
     content = message.get("content") or {}
     is_shown = (
         message["author"]["role"] in ("user", "assistant")

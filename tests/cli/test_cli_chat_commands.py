@@ -74,7 +74,7 @@ def test_quit_ends_the_chat(model: ScriptedModel) -> None:
         ("/save none/x.h2o", "cannot save the session to none/x.h2o: No such file or directory"),
         ("/load none.h2o", "there is no file none.h2o, and no such session: /sessions lists"),
         ("/continue", "there is no message yet: type one"),
-        ("/pin the code", "nobody has said 'the code': give words as they were said"),
+        ("/pin the code", "'the code' is not in the conversation: give the exact words"),
         ("/unpin", "nothing is pinned\n"),
         ("/load a b", "'a b' is more than a file: put quotes around a name with spaces"),
     ],
@@ -142,7 +142,7 @@ def test_continue_goes_on_with_an_answer_that_was_cut(model: ScriptedModel) -> N
     assert notes_of(output) == [
         cut,
         cut,
-        "error: the model has ended its answer: say something, or regenerate it",
+        "error: the model has ended its answer: send a message, or regenerate it",
     ]
     assert (output.code, output.text) == (1, "Hi\n t\n")
     assert f"2 tokens · 2.0 tokens/s · first after 0.5 s · {model.cache(hello - 1)}" in output.notes
@@ -178,7 +178,7 @@ def test_pin_and_unpin(model: ScriptedModel) -> None:
         "pinned, 17 tokens: The code is 4711.",
         "pinned, 17 tokens: The code is 4711.",
         "pinned, 8 tokens: Keep it.",
-        "error: nobody has said 'nope': give words as they were said",
+        "error: 'nope' is not in the conversation: give the exact words",
         "still pinned: 1 passage",
         "nothing is pinned any more",
     ]

@@ -24,7 +24,7 @@ def test_a_folder_that_cannot_be_written_is_told(model: ScriptedModel) -> None:
     assert output == Output(
         1,
         "",
-        f"error: {CHATS.absolute()} cannot be used (File exists): make it writable, set "
+        f"error: cannot write to {CHATS.absolute()} (File exists): make it writable, set "
         "PYH2O_CHATS to another folder, or give --no-save\n",
     )
 
@@ -136,8 +136,8 @@ def test_loading_that_fails_changes_nothing(model: ScriptedModel) -> None:
     output = run("chat", stdin="one\n/load damaged.h2o\ntwo\n")
     assert (output.code, output.text) == (1, "a\na\n")
     assert notes_of(output) == [
-        "error: the session file damaged.h2o is damaged (its turns are not its text): use "
-        "another copy of it, or start a new session"
+        "error: the session file damaged.h2o is damaged (its turns do not end where its text "
+        "ends): use another copy of it, or start a new session"
     ]
     assert answers_of() == [("one", "a"), ("two", "a")]
 
@@ -202,7 +202,7 @@ def test_sessions_that_cannot_be_loaded(model: ScriptedModel) -> None:
         script = "/load work\n/load odd\n/load plans\nthree\n"
         notes = notes_of(run("chat", "--session", "plans", stdin=script))
     assert notes[1:] == [
-        "error: session work is open in another chat: leave that one first, or give another "
+        "error: session work is open in another chat: close that one first, or give another "
         "--session",
         f"error: {CHATS.absolute()}/odd.h2o is not a session file of pyh2o: check the name",
         "error: this is session plans already",

@@ -194,7 +194,7 @@ def test_names_that_are_refused(model: ScriptedModel, name: str) -> None:
     for command in (["chat", f"--session={name}"], ["sessions", "rm", "--", name]):
         output = run(*command)
         assert (output.code, output.text) == (1, "")
-        assert output.notes.startswith(f"error: {name!r} cannot be the name of a session: ")
+        assert output.notes.startswith(f"error: {name!r} is not a valid session name: ")
     assert model.options is None
     assert list(Path().iterdir()) == []
 
@@ -208,7 +208,7 @@ def test_session_that_is_open_elsewhere(model: ScriptedModel) -> None:
         expected = Output(
             1,
             "",
-            "error: session work is open in another chat: leave that one first, or give another "
+            "error: session work is open in another chat: close that one first, or give another "
             "--session\n",
         )
         assert run("chat", "--session", "work", stdin="Who?\n") == expected

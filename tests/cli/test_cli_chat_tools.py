@@ -125,7 +125,7 @@ def test_server_that_ends_is_told_of(model: ScriptedModel, tmp_path: Path) -> No
     assert output.text == "It is gone.\n3.\n"
     first, *notes = notes_of(output)
     assert first.startswith("the MCP server two cannot be started: ")
-    ended = "the server one has ended: Connection closed (out of luck)"
+    ended = "the server one has exited: Connection closed (out of luck)"
     assert notes == ["calls die {}", f"-> failed: {ended}", notes[2], "-> 3"]
 
 
@@ -243,6 +243,6 @@ def test_refusals(model: ScriptedModel, mcp: str) -> None:
     output = run("chat", stdin="/tools\n")
     assert output.notes == ("error: this chat has no MCP servers: begin it with --mcp FILE\n")
     output = run("chat", "--mcp", "none.json", stdin="")
-    assert output.notes == "error: none.json cannot be read: No such file or directory\n"
+    assert output.notes == "error: cannot read none.json: No such file or directory\n"
     output = run("chat", "--web", mcp)
     assert "--mcp is for chats without --web" in output.notes

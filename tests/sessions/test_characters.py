@@ -89,14 +89,14 @@ def test_a_card_of_any_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "no character card"),
-        (b"[]", "no JSON object"),
+        (b"", "not a character card"),
+        (b"[]", "not a JSON object"),
         (b"{}", "it has no name"),
-        (b"\xff\xfe", "no character card"),
-        (png(), "no card inside"),
-        (png(chara=FIELDS)[:60], "no character card"),
+        (b"\xff\xfe", "not a character card"),
+        (png(), "does not contain a card"),
+        (png(chara=FIELDS)[:60], "not a character card"),
         (png(chara={}), "it has no name"),
-        (json.dumps({**FIELDS, "character_book": {}}).encode(), "no lorebook"),
+        (json.dumps({**FIELDS, "character_book": {}}).encode(), "not a lorebook"),
     ],
 )
 def test_what_is_no_card(tmp_path: Path, data: bytes, reason: str) -> None:
@@ -181,14 +181,14 @@ def test_a_note_comes_again() -> None:
 def test_what_is_no_lorebook(tmp_path: Path, text: str) -> None:
     path = tmp_path / "book.json"
     path.write_text(text)
-    with pytest.raises(PyH2OError, match=r"book.json is no lorebook"):
+    with pytest.raises(PyH2OError, match=r"book.json is not a lorebook"):
         read_lorebook(path, character="", user="")
     path.write_text(json.dumps({"entries": [{"key": ["/(/"], "content": "a"}]}))
-    with pytest.raises(PyH2OError, match="a key is no regular expression"):
+    with pytest.raises(PyH2OError, match="a key is not a valid regular expression"):
         read_lorebook(path, character="", user="")
 
 
 def test_a_pattern_that_is_none() -> None:
     """Also where somebody has edited a session."""
-    with pytest.raises(ValueError, match="no regular expression"):
+    with pytest.raises(ValueError, match="not a valid regular expression"):
         LoreEntry(("fine",), "content", second=("/(/",))

@@ -86,13 +86,13 @@ def test_the_oldest_go_where_there_are_too_many(llm: Llama) -> None:
 def test_what_is_not_there_cannot_be_chosen(llm: Llama) -> None:
     conversation = Conversation(llm)
     assert conversation.answers == ()
-    with pytest.raises(PyH2OError, match="nothing has been said yet"):
+    with pytest.raises(PyH2OError, match="there is no message yet"):
         conversation.choose(0)
     said(conversation.say("one", max_tokens=SHORT))
     conversation.choose(0)
     said(conversation.regenerate(max_tokens=SHORT))
     before = conversation.answers
-    with pytest.raises(PyH2OError, match="no answer of attempt 2: choose among 0, 1"):
+    with pytest.raises(PyH2OError, match="no answer of attempt 2: available are 0, 1"):
         conversation.choose(2)
     assert conversation.answers == before
     Conversation(llm)
