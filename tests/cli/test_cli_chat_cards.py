@@ -33,7 +33,7 @@ def test_a_card_begins_the_chat(model: ScriptedModel, files: tuple[str, ...]) ->
     model.say("Four.", "No!")
     output = run("chat", *files, "--session", "stars", stdin="How many?\nA comet!\n/note\n")
     assert output.text == "Hello Eve!\nFour.\nNo!\n"
-    assert notes_of(output)[-1] == "told with every few messages: Be brief."
+    assert notes_of(output)[-1] == "inserted every few messages: Be brief."
     conversation = RecordedConversation.last
     assert conversation.system == SYSTEM
     assert [turn.told for turn in conversation.turns] == [
