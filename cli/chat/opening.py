@@ -55,8 +55,8 @@ def say_last_exchange(chat: Chat, *, is_reread: bool) -> None:
         say_unread(chat.conversation)
     chat.say_trouble()
     turns = chat.conversation.turns
-    said = f"{count(len(turns), 'turn')}, {count(turns[-1].end if turns else 0, 'token')}"
-    terminal.say(f"continuing a conversation of {said}", style="dim")
+    size = f"{count(len(turns), 'turn')}, {count(turns[-1].end if turns else 0, 'token')}"
+    terminal.say(f"continuing a conversation of {size}", style="dim")
     if turns and chat.source.interactive:
         last = turns[-1]
         terminal.say(f"{PROMPT}{shortened(last.user)}\n{last.answer.rstrip()}", style="dim")

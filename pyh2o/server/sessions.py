@@ -112,7 +112,7 @@ class Sessions:
             return {**about, "text": saved.text, "passages": list(saved.passages)}
         turns = [{**asdict(turn), "attempts": [turn.attempt]} for turn in saved.turns]
         if turns and isinstance(saved.header, SavedConversation):
-            turns[-1]["attempts"] = saved.header.said.attempts
+            turns[-1]["attempts"] = saved.header.dialogue.attempts
         return {**about, "turns_list": turns}
 
     def source(self, name: str) -> ModelSource:

@@ -34,7 +34,7 @@ from .layout import Places, merged
 from .lorebooks import LoreEntry, told_with
 from .talk import Talk, other_text
 from .turns import Answer, Dialogue, Step, Turn, answer_seed
-from .unfinished import Notes
+from .unfinished import Recorder
 
 
 class Conversation(Talk):
@@ -134,7 +134,7 @@ class Conversation(Talk):
     def edit(self, message: str, *, max_tokens: int | None = None) -> Generator[str]:
         """Replace the last message and its answer; see `say`."""
         return self._answering(
-            lambda: self._reply(message, self.turns[:-1], self._said.last.start, max_tokens)
+            lambda: self._reply(message, self.turns[:-1], self._dialogue.last.start, max_tokens)
         )
 
     def give_results(
@@ -187,35 +187,35 @@ class Conversation(Talk):
             generator.close()
 
     def _go_on(self, max_tokens: int | None) -> Generator[str]:
-        last = self._said.last
+        last = self._dialogue.last
         if last.finish == FINISH_STOP:
             raise PyH2OError("the model has ended its answer: send a message, or regenerate it")
         if last.finish == FINISH_TOOL_CALLS:
             raise PyH2OError("the model has called tools: pass their results, or send a message")
         start = last.end - 1
         tokens = self._text.tokens[start:]
-        said = replace(self._said, turns=self.turns[:-1])
-        yield from self._write(last, start, tokens, said, max_tokens)
+        dialogue = replace(self._dialogue, turns=self.turns[:-1])
+        yield from self._write(last, start, tokens, dialogue, max_tokens)
 
     def _give_results(self, calls: tuple[Call, ...], max_tokens: int | None) -> Generator[str]:
         waiting = [replace(call, result=None, failed=False) for call in calls]
         if not calls or waiting != [*self.calls]:
             raise PyH2OError("the last answer made other calls: pass the results of those")
-        last, tokens = self._said.last, self._template.results(calls)
+        last, tokens = self._dialogue.last, self._template.results(calls)
         n_tokens = last.end - last.part_starts[-1] + len(tokens)
         step = Step(last.answer, calls, n_tokens, last.thoughts)
         turn = replace(last, answer="", end=0, steps=(*last.steps, step), calls=())
-        said = replace(self._said, turns=self.turns[:-1])
-        yield from self._write(turn, last.end, tokens, said, max_tokens)
+        dialogue = replace(self._dialogue, turns=self.turns[:-1])
+        yield from self._write(turn, last.end, tokens, dialogue, max_tokens)
 
     def _regenerate(self, max_tokens: int | None) -> Generator[str]:
-        last = self._said.last
+        last = self._dialogue.last
         start = last.answer_start - 1  # there are logits behind the newest token only
         tokens = self._text.tokens[start : last.answer_start]
-        attempt = self._said.attempts[-1] + 1 + self._n_empty
+        attempt = self._dialogue.attempts[-1] + 1 + self._n_empty
         turn = replace(last, end=0, attempt=attempt, steps=(), calls=())
-        said = self._said.open_again(self._text.tokens)
-        yield from self._write(turn, start, tokens, said, max_tokens)
+        dialogue = self._dialogue.open_again(self._text.tokens)
+        yield from self._write(turn, start, tokens, dialogue, max_tokens)
 
     def _reply(
         self, message: str, turns: tuple[Turn, ...], start: int, max_tokens: int | None
@@ -240,43 +240,43 @@ class Conversation(Talk):
         yield from self._write(turn, start, tokens, Dialogue(turns), max_tokens)
 
     def _write(
-        self, turn: Turn, start: int, tokens: list[int], said: Dialogue, max_tokens: int | None
+        self, turn: Turn, start: int, tokens: list[int], dialogue: Dialogue, max_tokens: int | None
     ) -> Generator[str]:
         """Replace the text after the first `start` tokens by new tokens and the answer of a turn.
 
-        The turn has an end if its answer is continued. `said` has the other turns.
+        The turn has an end if its answer is continued. `dialogue` has the other turns.
         """
         if max_tokens is not None and max_tokens < 1:
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
         check_room(self.llm, start + len(tokens))
         text = self._text
-        before, dropped = self._said, text.tokens[start:]
+        before, dropped = self._dialogue, text.tokens[start:]
         pins, spans = text.pins, text.forgotten
         started = text.tokens[turn.part_starts[-1] : turn.end]
         lead = text.tokens[turn.start : turn.part_starts[-1]] if started else tokens
         answer = Answer(self.llm, self._template, text.tokens, turn, lead, started, max_tokens)
         rest: list[str] = []
         shown = {key: self._files[key] for key in keys_in(turn.user) if key in self._files}
-        notes = Notes(self.noted_beside, text.tokens, shown)
+        recorder = Recorder(self.noted_beside, text.tokens, shown)
         try:
-            self._said = said
+            self._dialogue = dialogue
             text.truncate(start, may_return=True)
             text.tokens += tokens
             text.pin_first(pins, start + n_common(tokens, dropped))
             self._pin_told(turn)
-            notes.note(answer, text.tokens, start, said)
+            recorder.record(answer, text.tokens, start, dialogue)
             for piece in self._sample(answer, max_tokens):
                 yield piece
-                notes.note(answer, text.tokens, start, said)
+                recorder.record(answer, text.tokens, start, dialogue)
         except (GeneratorExit, KeyboardInterrupt):
             answer.finish = FINISH_INTERRUPTED
-            notes.note(answer, text.tokens, start, said, at_once=True)
+            recorder.record(answer, text.tokens, start, dialogue, at_once=True)
             raise
         finally:
             if not answer.has_started or text.is_there():
                 rest = answer.end()
                 if not self._keep(answer):
-                    self._said = before
+                    self._dialogue = before
                     text.restore(start, dropped, pins, spans)
         yield from rest
 
@@ -321,7 +321,7 @@ class Conversation(Talk):
         if end < self.llm.n_tokens and not text.has_rows(end):
             end = len(text.tokens)
         text.truncate(end)
-        self._said = replace(self._said, turns=(*self.turns, answer.made_turn(end)))
+        self._dialogue = replace(self._dialogue, turns=(*self.turns, answer.made_turn(end)))
         self._n_empty = 0
         return True
 
@@ -352,9 +352,9 @@ class Conversation(Talk):
             tools=self.tools,
             thinking=self.thinking,
             places=self._places,
-            turns=self._said.turns,
+            turns=self._dialogue.turns,
             empty=self._n_empty,
-            kept=self._said.kept,
+            kept=self._dialogue.kept,
             lore=self.lore,
             note=self.note,
         )
@@ -402,7 +402,7 @@ class Conversation(Talk):
             fair_turns=saved.places.fair_turns,
         )
         conversation.lore, conversation.note = saved.lore, saved.note
-        conversation._said = Dialogue(saved.turns, saved.kept)
+        conversation._dialogue = Dialogue(saved.turns, saved.kept)
         conversation._files = dict(session.pictures)
         if layout is not None:
             conversation._begin(layout)

@@ -185,20 +185,20 @@ class SavedConversation(SessionHeader):
     thinking: Thinking = USUAL
 
     @property
-    def said(self) -> Dialogue:
+    def dialogue(self) -> Dialogue:
         """Messages and answers."""
         return Dialogue(self.turns, self.kept)
 
     def check(self, tokens: Sequence[int]) -> None:
         if not all(turn.start < turn.answer_start <= turn.end for turn in self.turns):
             raise ValueError("a turn has no message tokens, or ends before its answer")
-        if not all(turn.part_starts[-1] <= turn.end for turn in self.said.answers + self.turns):
+        if not all(turn.part_starts[-1] <= turn.end for turn in self.dialogue.answers + self.turns):
             raise ValueError("the steps of an answer are longer than it")
         if any(after.start != turn.end for turn, after in pairwise(self.turns)):
             raise ValueError("its turns are not contiguous")
         if self.turns and self.turns[-1].end != len(tokens):
             raise ValueError("its turns do not end where its text ends")
-        attempts = set(self.said.attempts) if self.turns else set[int]()
+        attempts = set(self.dialogue.attempts) if self.turns else set[int]()
         if self.kept and len(attempts) != len(self.kept) + 1:
             raise ValueError("two kept answers have the same attempt, or there is no message")
         if not all(each.tokens for each in self.kept):

@@ -12,7 +12,7 @@ from ..errors import SessionError
 # SillyTavern's own message before a greeting.
 OPENING = "[Start a new chat]"
 PICTURE = "[picture]"
-Said = tuple[bool, str]
+Message = tuple[bool, str]
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ def _has(records: list[Any], field: str) -> bool:
     return any(isinstance(record, dict) and field in record for record in records)
 
 
-def _chat(title: Any, said: Iterable[Said]) -> ImportedChat:
+def _chat(title: Any, messages: Iterable[Message]) -> ImportedChat:
     """Return a chat of (is_user, text) messages."""
-    parts: list[Said] = []
-    for is_user, text in said:
+    parts: list[Message] = []
+    for is_user, text in messages:
         if parts and parts[-1][0] == is_user:
             parts[-1] = (is_user, f"{parts[-1][1]}\n\n{text}")
         else:
@@ -87,15 +87,15 @@ def _chat(title: Any, said: Iterable[Said]) -> ImportedChat:
 
 
 def _of_sillytavern(records: list[Any]) -> ImportedChat:
-    messages = [record for record in records if "mes" in record]
-    said = [
+    found = [record for record in records if "mes" in record]
+    messages = [
         (bool(message["is_user"]), str(message["mes"]))
-        for message in messages
+        for message in found
         # remarks of the program, for example, are not shown to models
         if not message.get("is_system") and str(message["mes"]).strip()
     ]
-    names = (message.get("name") for message in messages if not message["is_user"])
-    return _chat(records[0].get("character_name") or next(names, ""), said)
+    names = (message.get("name") for message in found if not message["is_user"])
+    return _chat(records[0].get("character_name") or next(names, ""), messages)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def _of_openai(records: list[Any]) -> list[ImportedChat]:
     return [_chat(tree.get("title"), list(_path(tree))[::-1]) for tree in trees]
 
 
-def _path(tree: dict[str, Any]) -> Iterator[Said]:
+def _path(tree: dict[str, Any]) -> Iterator[Message]:
     """Yield the messages from the current one up to the root."""
     nodes = dict(tree["mapping"])
     at = tree.get("current_node") or next(reversed(nodes), None)

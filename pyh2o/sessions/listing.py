@@ -113,8 +113,8 @@ def text_of(saved: SavedText, form: str) -> str:
             "kind": saved.kind,
             "sampling": saved.sampling,
         }
-        said = {name: getattr(saved.header, name, "") for name in ("memory", "note")}
-        about |= {name: text for name, text in said.items() if text}
+        texts = {name: getattr(saved.header, name, "") for name in ("memory", "note")}
+        about |= {name: text for name, text in texts.items() if text}
         if saved.kind == STORY:
             about["text"] = saved.text
         else:

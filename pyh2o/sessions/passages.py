@@ -151,15 +151,15 @@ def _sentences(conversation: Conversation, wanted: re.Pattern[str]) -> Span | No
     texts = _texts_of(conversation)
     whole = "".join(texts.texts)
     for turn in reversed(conversation.turns):
-        for first, last, said in (
+        for first, last, content in (
             (turn.answer_start, turn.end, turn.answer.strip()),
             (turn.start, turn.answer_start, turn.user.strip()),
         ):
             begin, end = (texts.ends[token - 1] if token else 0 for token in (first, last))
             # without the template's text around it
-            place = whole.rfind(said, begin, end)
+            place = whole.rfind(content, begin, end)
             if place >= 0:
-                begin, end = place, place + len(said)
+                begin, end = place, place + len(content)
             *_, found = [None, *wanted.finditer(whole, begin, end)]
             if found is not None:
                 gaps = [each.span("space") for each in _GAP.finditer(whole, begin, end)]

@@ -149,9 +149,9 @@ def saved_conversations() -> Iterator[SavedChat]:
         yield chat
 
 
-def new_chat(said: str = "") -> SavedChat:
+def new_chat(first_words: str = "") -> SavedChat:
     """Return an unused session name from a chat's first words, or without any from the time."""
-    return _unused(name_of(said) or time.strftime("%Y-%m-%d-%H%M%S"))
+    return _unused(name_of(first_words) or time.strftime("%Y-%m-%d-%H%M%S"))
 
 
 def name_of(text: str) -> str:

@@ -33,7 +33,7 @@ import numpy as np
 from ..errors import SessionError
 from ..system.files import replacement
 from .records import in_one_line
-from .unfinished import path_beside, pictures_in, read_note, with_unfinished
+from .unfinished import path_beside, pictures_in, read_record, with_unfinished
 
 FORMAT = "pyh2o session"
 FORMAT_VERSION = 1
@@ -151,9 +151,9 @@ def read_session(
             kv = b""  # the state of another text: the text is read again
         text = np.frombuffer(tokens, _TOKEN).tolist()
         if noted:
-            made = read_note(path)
-            header, text = with_unfinished(made, header, text)
-            pictures |= pictures_in(made)
+            record = read_record(path)
+            header, text = with_unfinished(record, header, text)
+            pictures |= pictures_in(record)
         return Session(found, header, text, kv, pictures)
 
 
@@ -167,7 +167,7 @@ def read_picture(path: str | Path, key: str) -> bytes | None:
         name = _PICTURES + key
         if name in archive.namelist():
             return _member(archive, name)
-        return pictures_in(read_note(path)).get(key)
+        return pictures_in(read_record(path)).get(key)
 
 
 @contextlib.contextmanager

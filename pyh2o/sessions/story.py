@@ -46,7 +46,7 @@ from .records import in_one_line
 from .session_file import damage_found
 from .story_notes import bracket_tokens, hidden_spans, n_with_told, own_tokens, tell
 from .text_session import TextSession
-from .unfinished import Notes
+from .unfinished import Recorder
 
 
 class Story(TextSession):
@@ -218,26 +218,26 @@ class Story(TextSession):
         if max_tokens is not None and max_tokens < 1:
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None")
         self.finish = None
-        notes, new = Notes(self.noted_beside, self._saved), list[str]()
+        recorder, new = Recorder(self.noted_beside, self._saved), list[str]()
         before = self.text() if self.noted_beside else ""
         try:
             for piece in self._write(max_tokens):
                 if self.noted_beside:
                     new.append(piece)
-                if notes.is_due:
-                    self._note(notes, before, "".join(new))
+                if recorder.is_due:
+                    self._record(recorder, before, "".join(new))
                 yield piece
         except (GeneratorExit, KeyboardInterrupt):
             self.finish = self.finish or FINISH_INTERRUPTED
             raise
 
-    def _note(self, notes: Notes, before: str, new: str) -> None:
+    def _record(self, recorder: Recorder, before: str, new: str) -> None:
         """Record a passage in progress after the earlier text."""
         n_same = len(before) if str(self.notes.get("text", "")).startswith(before) else 0
         header = self._own_header() | {"finish": FINISH_INTERRUPTED}
         del header["lore"]  # it is long and unchanged
         header["notes"] = {**self.notes, "text": before[n_same:] + new}
-        notes.note_story(self.tokens, n_common(self._saved, self.tokens), header, n_same)
+        recorder.record_story(self.tokens, n_common(self._saved, self.tokens), header, n_same)
 
     def _write(self, max_tokens: int | None) -> Generator[str, None, None]:
         llm, text = self.llm, self._text

@@ -25,7 +25,7 @@ class Talk(TextSession):
     def __init__(self, llm: Text | HasText, template: ChatTemplate, places: Places) -> None:
         self.llm = llm = text_of(llm)
         self._template, self._places = template, places
-        self._said = Dialogue()
+        self._dialogue = Dialogue()
         self._text = CachedText(llm, on_taken=self._end_answer)
         n_pinned = places.n_pinned(llm, template)
         self._text.begin(template.opening, n_pinned=n_pinned)
@@ -53,7 +53,7 @@ class Talk(TextSession):
     @property
     def turns(self) -> tuple[Turn, ...]:
         """All messages that have an answer."""
-        return self._said.turns
+        return self._dialogue.turns
 
     @property
     def answers(self) -> tuple[Turn, ...]:
@@ -61,7 +61,7 @@ class Talk(TextSession):
 
         One of them is the current one, the others were replaced by `regenerate`.
         """
-        return self._said.answers
+        return self._dialogue.answers
 
     # ---------------------------------------------------------------------------------------------
     # Changes
@@ -80,10 +80,10 @@ class Talk(TextSession):
             PyH2OError: unknown attempt, or there is no message.
         """
         self._settle()
-        last, text = self._said.last, self._text
+        last, text = self._dialogue.last, self._text
         if attempt == last.attempt:
             return
-        self._said, chosen = self._said.choose(attempt, text.tokens)
+        self._dialogue, chosen = self._dialogue.choose(attempt, text.tokens)
         text.truncate(last.answer_start, may_return=True)
         text.restore(last.answer_start, chosen.tokens, text.pins, text.forgotten)
 
@@ -94,8 +94,8 @@ class Talk(TextSession):
             PyH2OError: there is no message.
         """
         self._settle()
-        last = self._said.last
-        self._said = Dialogue(self.turns[:-1])
+        last = self._dialogue.last
+        self._dialogue = Dialogue(self.turns[:-1])
         self._text.truncate(last.start)
         return last
 
@@ -104,7 +104,7 @@ class Talk(TextSession):
         self._settle()
         if self.turns:
             start = self.turns[0].start
-            self._said = Dialogue()
+            self._dialogue = Dialogue()
             self._text.truncate(start)
             self._text.drop_snapshots()
 
@@ -116,7 +116,7 @@ class Talk(TextSession):
         """
         self._settle()
         turns = [Turn(user, answer, FINISH_STOP, 0, 0, 0) for user, answer in said]
-        self._said = Dialogue()
+        self._dialogue = Dialogue()
         self._begin(lay_out(self.llm, self._template, self._places, turns))
 
     def set_system(self, text: str | None) -> None:
@@ -159,7 +159,7 @@ class Talk(TextSession):
 
     def _begin(self, layout: Layout) -> None:
         """Replace the tokens; all are read with the next message."""
-        self._said = replace(self._said, turns=layout.turns)
+        self._dialogue = replace(self._dialogue, turns=layout.turns)
         text, tokens = self._text, layout.tokens
         text.begin(tokens, n_pinned=layout.n_pinned, pins=layout.pins)
         text.forget(self._reasoning_spans(layout.turns[:-1], tokens))

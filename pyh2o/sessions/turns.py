@@ -123,8 +123,8 @@ class KeptAnswer:
 
     def in_turn(self, turn: Turn) -> Turn:
         """Return the turn with this answer instead of its own."""
-        said = {name: value for name, value in vars(self).items() if name != "tokens"}
-        return replace(turn, **said, end=turn.answer_start + len(self.tokens))
+        values = {name: value for name, value in vars(self).items() if name != "tokens"}
+        return replace(turn, **values, end=turn.answer_start + len(self.tokens))
 
 
 @dataclass(frozen=True)
@@ -168,12 +168,12 @@ class Dialogue:
         tokens = tuple(text[last.answer_start : last.end])
         kept = self.kept
         if tokens:  # empty if the answer was interrupted before its first token
-            said = {
+            values = {
                 each.name: getattr(last, each.name)
                 for each in fields(KeptAnswer)
                 if each.name != "tokens"
             }
-            kept = (*kept, KeptAnswer(tokens=tokens, **said))
+            kept = (*kept, KeptAnswer(tokens=tokens, **values))
         return Dialogue(self.turns[:-1], kept[-MOST_KEPT:])
 
     def choose(self, attempt: int, text: Sequence[int]) -> tuple[Dialogue, KeptAnswer]:

@@ -71,7 +71,7 @@ def sum_of(tokens: Sequence[int]) -> int:
     return zlib.crc32(np.asarray(tokens, "<i4").tobytes())
 
 
-class Notes:
+class Recorder:
     """Records an answer or a passage every few seconds while it is generated."""
 
     def __init__(
@@ -87,12 +87,12 @@ class Notes:
         self._pictures = {key: b64encode(data).decode() for key, data in files.items()}
         self._next = 0.0
 
-    def note(
+    def record(
         self,
         answer: Answer,
         text: list[int],
         start: int,
-        said: Dialogue,
+        dialogue: Dialogue,
         *,
         at_once: bool = False,
     ) -> None:
@@ -102,9 +102,9 @@ class Notes:
             self._write(
                 text,
                 start,
-                n_turns=len(said.turns),
+                n_turns=len(dialogue.turns),
                 turn=asdict(turn),
-                kept=[asdict(each) for each in said.kept],
+                kept=[asdict(each) for each in dialogue.kept],
                 pictures=self._pictures,
             )
 
@@ -113,57 +113,57 @@ class Notes:
         """Whether the next record is due."""
         return self._path is not None and time.monotonic() >= self._next
 
-    def note_story(
+    def record_story(
         self, text: list[int], start: int, story: dict[str, Any], n_characters: int
     ) -> None:
         """Record a passage: the current header and the new text."""
         self._write(text, start, story=story, n_characters=n_characters)
 
-    def _write(self, text: list[int], start: int, **made: Any) -> None:
+    def _write(self, text: list[int], start: int, **fields: Any) -> None:
         if self._path is None:
             return
         self._next = time.monotonic() + SECONDS
-        noted = Unfinished(self._sum, start, tuple(text[start:]), **made)
+        record = Unfinished(self._sum, start, tuple(text[start:]), **fields)
         with (  # an error does not end the answer: saving it will report the error
             contextlib.suppress(OSError),
             replacement(self._path, prefix=f".{self._path.name}-", mode=0o600) as file,
         ):
-            file.write(json.dumps(asdict(noted)).encode())
+            file.write(json.dumps(asdict(record)).encode())
 
 
-def read_note(session: str | Path) -> Unfinished | None:
+def read_record(session: str | Path) -> Unfinished | None:
     """Return the record of a session; None if there is none."""
     try:
-        return record_of(Unfinished, json.loads(path_beside(session).read_bytes()), "note")
+        return record_of(Unfinished, json.loads(path_beside(session).read_bytes()), "record")
     except (OSError, ValueError):
         return None
 
 
-def pictures_in(made: Unfinished | None) -> dict[str, bytes]:
+def pictures_in(record: Unfinished | None) -> dict[str, bytes]:
     """Return the files of pictures in a record, by their hashes."""
-    return {key: b64decode(data) for key, data in made.pictures.items()} if made else {}
+    return {key: b64decode(data) for key, data in record.pictures.items()} if record else {}
 
 
 def with_unfinished(
-    made: Unfinished | None, header: dict[str, Any], tokens: list[int]
+    record: Unfinished | None, header: dict[str, Any], tokens: list[int]
 ) -> tuple[dict[str, Any], list[int]]:
     """Return header and tokens of a session with the changes of its record, if they match."""
-    if made is None or made.session != sum_of(tokens):
+    if record is None or record.session != sum_of(tokens):
         return header, tokens  # the session was saved after the record
-    text = [*tokens[: made.start], *made.tokens]
+    text = [*tokens[: record.start], *record.tokens]
     n_same = n_common(text, tokens)
-    if made.story is None:
-        said: dict[str, Any] = {
-            "turns": [*header["turns"][: made.n_turns], made.turn],
-            "kept": made.kept,
+    if record.story is None:
+        changes: dict[str, Any] = {
+            "turns": [*header["turns"][: record.n_turns], record.turn],
+            "kept": record.kept,
         }
     else:
-        notes = dict(made.story["notes"])
-        notes["text"] = header["notes"].get("text", "")[: made.n_characters] + notes["text"]
-        said = {**made.story, "notes": notes}
+        notes = dict(record.story["notes"])
+        notes["text"] = header["notes"].get("text", "")[: record.n_characters] + notes["text"]
+        changes = {**record.story, "notes": notes}
     return {
         **header,
-        **said,
+        **changes,
         # a state of more tokens belongs to another text: all is read again
         "cached": header["cached"] if header["cached"] <= n_same else 0,
         "pins": [pin for pin in header["pins"] if pin[1] <= n_same],
