@@ -65,7 +65,7 @@ def test_a_chat_recalls_by_default(tiny: Path) -> None:
     for name, rows in (("x", "15"), ("y", None)):
         again = run("chat", "--session", name, stdin="/stats\n")
         assert again.code == 0, again.notes
-        found = re.search(r"^recalled +(\d+) rows for each", again.notes, re.MULTILINE)
+        found = re.search(r"^recalled +(\d+) rows per token", again.notes, re.MULTILINE)
         assert (found and found[1]) == rows
 
 
