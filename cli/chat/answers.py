@@ -60,7 +60,7 @@ class Answers(ModelRun):
         super().on_read(done, total)
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
+    def safe_interrupts(self) -> Iterator[None]:
         """Let Ctrl-C stop the body only at safe places, or if it is pressed twice."""
         self._read = 0
         try:
@@ -97,7 +97,7 @@ class Answers(ModelRun):
 
         started = time.monotonic()
         try:
-            with self.undisturbed():
+            with self.safe_interrupts():
                 interrupted = self.write_all(start(), show)
         finally:
             terminal.end_line()

@@ -60,7 +60,7 @@ class Autosave:
             self._before = self._chat.before()
         return self._before
 
-    def begin(self, conversation: Conversation) -> None:
+    def prepare(self, conversation: Conversation) -> None:
         """Write the session file, next to which the next answer is recorded; print failures."""
         path = None if self._chat is None else self._chat.path
         exists = path is not None and path.exists()

@@ -33,7 +33,7 @@ FILE_COMMANDS = Commands()
 def _clear(chat: Chat, _argument: str) -> None:
     """Start a new conversation; a saved one stays under its name."""
     n_turns, left = len(chat.conversation.turns), _make_sure_it_is_saved(chat)
-    with chat.answers.undisturbed():
+    with chat.answers.safe_interrupts():
         chat.conversation.clear()
     what = f"removed: {count(n_turns, 'turn')}"
     if left:
@@ -72,7 +72,7 @@ def _image(chat: Chat, argument: str) -> None:
             "this model was loaded without a projector for pictures and sound: start the chat with "
             "--mmproj FILE"
         )
-    with chat.answers.undisturbed():
+    with chat.answers.safe_interrupts():
         mark = projector.mark(file.read_bytes())
     chat.send(f"{mark}\n{question}")
 

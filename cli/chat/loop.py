@@ -121,7 +121,7 @@ class Chat:
             otherwise: message if the answer is empty.
             n_before: number of earlier tokens of an answer that is continued.
         """
-        self.autosave.begin(self.conversation)
+        self.autosave.prepare(self.conversation)
         self.conversation.noted_beside = self.autosave.path
         answer = self._stream(start, n_before)
         for _ in range(MOST_ROUNDS_OF_CALLS):
@@ -186,7 +186,7 @@ class Chat:
 
     def change(self, action: Callable[[], object]) -> None:
         """Change the conversation, to be saved at the end of the command."""
-        with self.answers.undisturbed():
+        with self.answers.safe_interrupts():
             action()
         self._changed = True
 

@@ -39,7 +39,7 @@ def open_conversation(chat: Chat, path: Path, *, reread: bool, cure: str) -> Non
 
     llm = chat.conversation.llm
     try:
-        with chat.answers.undisturbed():
+        with chat.answers.safe_interrupts():
             chat.conversation = Conversation.load(path, llm, reread=reread)
     except OtherSettingsError as error:
         raise InputError(f"{one_line(error)}; or read its text again{cure}") from None

@@ -222,7 +222,7 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 @lru_cache(MOST_KNOWN)
 def _read(chat: SavedChat, _path: Path, _stamp: tuple[int, int, int], noted: bool) -> SavedText:
-    return read_saved_text(chat, noted=noted)
+    return read_saved_text(chat, in_progress=noted)
 
 
 def _taken_name(name: str) -> RefusedError:

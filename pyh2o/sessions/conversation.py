@@ -31,7 +31,7 @@ from ..writing.tools import Call, Tool
 from ..writing.writer import Writer
 from .headers import SavedConversation, open_conversation
 from .layout import Places, merged
-from .lorebooks import LoreEntry, told_with
+from .lorebooks import LoreEntry, note_for_message
 from .talk import Talk, other_text
 from .turns import Answer, Dialogue, Step, Turn, answer_seed
 from .unfinished import Recorder
@@ -120,7 +120,7 @@ class Conversation(Talk):
             ContextLimitError: no positions are left for the message and an answer.
             PyH2OError: the template rejects the message.
         """
-        return self._answering(
+        return self._answer(
             lambda: self._reply(message, self.turns, len(self._text.tokens), max_tokens)
         )
 
@@ -129,11 +129,11 @@ class Conversation(Talk):
 
         The last 20 replaced answers are kept until the next message: `choose` restores them.
         """
-        return self._answering(lambda: self._regenerate(max_tokens))
+        return self._answer(lambda: self._regenerate(max_tokens))
 
     def edit(self, message: str, *, max_tokens: int | None = None) -> Generator[str]:
         """Replace the last message and its answer; see `say`."""
-        return self._answering(
+        return self._answer(
             lambda: self._reply(message, self.turns[:-1], self._dialogue.last.start, max_tokens)
         )
 
@@ -151,7 +151,7 @@ class Conversation(Talk):
         Raises:
             PyH2OError: the last answer made other calls.
         """
-        return self._answering(lambda: self._give_results(tuple(calls), max_tokens))
+        return self._answer(lambda: self._give_results(tuple(calls), max_tokens))
 
     def go_on(self, *, max_tokens: int | None = None) -> Generator[str]:
         """Continue the last answer, which was stopped or reached its limit; see `say`.
@@ -161,14 +161,14 @@ class Conversation(Talk):
         Raises:
             PyH2OError: the model has ended its answer.
         """
-        return self._answering(lambda: self._go_on(max_tokens))
+        return self._answer(lambda: self._go_on(max_tokens))
 
-    def _answering(self, begin: Callable[[], Generator[str]]) -> Generator[str]:
+    def _answer(self, start: Callable[[], Generator[str]]) -> Generator[str]:
         """End the previous answer, and start another one when its first piece is requested."""
 
         def answer() -> Generator[str]:
             self._check_text()
-            yield from begin()
+            yield from start()
 
         self._end_answer()
         generator = answer()
@@ -210,7 +210,7 @@ class Conversation(Talk):
 
     def _regenerate(self, max_tokens: int | None) -> Generator[str]:
         last = self._dialogue.last
-        start = last.answer_start - 1  # there are logits behind the newest token only
+        start = last.answer_start - 1  # only the last token has logits
         tokens = self._text.tokens[start : last.answer_start]
         attempt = self._dialogue.attempts[-1] + 1 + self._n_empty
         turn = replace(last, end=0, attempt=attempt, steps=(), calls=())
@@ -225,7 +225,7 @@ class Conversation(Talk):
             self._files |= self.llm.model.projector.files_in(message)
             if not set(keys_in(message)) <= self._files.keys():
                 raise PictureError("a picture of the message is missing: add it again")
-        told = told_with(message, turns, self.lore, self.note)
+        told = note_for_message(message, turns, self.lore, self.note)
         turn = Turn(message, "", "", start, 0, 0, self._n_empty, told)
         if turns:
             self._text.forget(self._reasoning_spans(turns[-1:], self._text.tokens))

@@ -74,15 +74,15 @@ class SavedText:
         return all(word in whole for word in words.casefold().split())
 
 
-def read_saved_text(chat: SavedChat, *, noted: bool = True) -> SavedText:
-    """Read a session's file; `noted` as for `read_session`. Damage is reported in `trouble`.
+def read_saved_text(chat: SavedChat, *, in_progress: bool = True) -> SavedText:
+    """Read a session's file; `in_progress` as for `read_session`. Damage is reported in `trouble`.
 
     Raises:
         OSError: the file does not exist.
     """
     text = SavedText(chat.name, chat.path.stat().st_mtime, chat.n_bytes)
     try:
-        session = read_session(chat.path, state=False, noted=noted)
+        session = read_session(chat.path, state=False, in_progress=in_progress)
         with damage_found(chat.path):
             return replace(text, n_tokens=len(session.tokens), **_contents(session))
     except SessionError as error:

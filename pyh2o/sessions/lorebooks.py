@@ -81,7 +81,7 @@ class LoreEntry:
         return bool(pattern.search(text))
 
 
-def told_with(
+def note_for_message(
     message: str, turns: Sequence[Turn], lore: Sequence[LoreEntry], note: str = ""
 ) -> str:
     """Return the lore and note to insert before a message after these turns; "" for nothing.
@@ -100,7 +100,7 @@ def told_with(
     return "\n\n".join(_bracketed(each) for each in [*new, *([note] if is_due else [])])
 
 
-def told_in_story(text: str, lore: Sequence[LoreEntry], note: str = "") -> str:
+def note_for_passage(text: str, lore: Sequence[LoreEntry], note: str = "") -> str:
     """Return the lore and note to insert before the next passage of a story; "" for nothing."""
     newest = text[-KEY_CHARACTERS:]
     found = [e.content for e in sorted(lore, key=lambda e: e.order) if e.comes_up(newest)]

@@ -119,7 +119,7 @@ def _write_archive(file: IO[bytes], session: Session) -> None:
 
 
 def read_session(
-    path: str | Path, kind: str | None = None, *, state: bool = True, noted: bool = True
+    path: str | Path, kind: str | None = None, *, state: bool = True, in_progress: bool = True
 ) -> Session:
     """Read a session file, with the answer in progress that was recorded since the last save.
 
@@ -127,7 +127,7 @@ def read_session(
         path: the session file.
         kind: the expected kind of session; None for any.
         state: whether to read the state of the cache, which is most of the file.
-        noted: whether to include an answer in progress.
+        in_progress: whether to include an answer in progress.
 
     Raises:
         SessionError: the file does not exist, is not a session file, is damaged, or of another kind
@@ -150,7 +150,7 @@ def read_session(
         if sums[_KV] != zlib.crc32(kv):
             kv = b""  # the state of another text: the text is read again
         text = np.frombuffer(tokens, _TOKEN).tolist()
-        if noted:
+        if in_progress:
             record = read_record(path)
             header, text = with_unfinished(record, header, text)
             pictures |= pictures_in(record)

@@ -41,10 +41,10 @@ from ..writing.thinking import USUAL, Thinking
 from ..writing.writer import Writer
 from .headers import SavedStory, open_session
 from .layout import check_pins
-from .lorebooks import KEY_CHARACTERS, LoreEntry, told_in_story
+from .lorebooks import KEY_CHARACTERS, LoreEntry, note_for_passage
 from .records import in_one_line
 from .session_file import damage_found
-from .story_notes import bracket_tokens, hidden_spans, n_with_told, own_tokens, tell
+from .story_notes import bracket_tokens, hidden_spans, insert_note, n_with_notes, own_tokens
 from .text_session import TextSession
 from .unfinished import Recorder
 
@@ -150,8 +150,8 @@ class Story(TextSession):
     @property
     def written(self) -> int:
         """Number of generated tokens."""
-        n_told = sum(end - start for start, end in self.told)
-        return len(self.tokens) - n_told - self.n_prompt
+        n_notes = sum(end - start for start, end in self.told)
+        return len(self.tokens) - n_notes - self.n_prompt
 
     @property
     def own_tokens(self) -> list[int]:
@@ -262,9 +262,9 @@ class Story(TextSession):
             at_stop=FINISH_UNTIL,
             watch=self._watch,
         )
-        asked = time.monotonic()
+        started = time.monotonic()
         for pieces in generation.run(text.write(self._writer, max_tokens)):
-            self._count(time.monotonic() - asked, n_read)
+            self._count(time.monotonic() - started, n_read)
             n_read = 0
             self._ended = False
             self.finish = generation.finish
@@ -274,9 +274,9 @@ class Story(TextSession):
                     "the model was used for another text while the story was generated: call "
                     "write() again, which reads the story first"
                 )
-            asked = time.monotonic()
+            started = time.monotonic()
         if generation.finish == FINISH_STOP:
-            self._count(time.monotonic() - asked, n_read)
+            self._count(time.monotonic() - started, n_read)
             self._ended = True
             self._writer = None  # the next one continues as if this token had not been sampled
             self.finish = FINISH_STOP
@@ -296,22 +296,22 @@ class Story(TextSession):
         llm, text = self.llm, self._text
         check_room(llm, len(text.tokens) - 1)
         text.reclaim()
-        self._tell()
+        self._insert_note()
         # If the model has ended its text, all is evaluated, but the logits are needed again.
         if llm.n_tokens == len(text.tokens):
             if not llm.remove_tail(llm.n_tokens - 1):
                 text.recover(len(text.tokens) - 1)
             text.look()
 
-    def _tell(self) -> None:
+    def _insert_note(self) -> None:
         """Insert lore and note of this passage, and drop those of the previous one."""
         own = self.own_tokens if self.lore else []
         # nearly all tokens have at least one character
         newest = _written(self.llm, own, max(0, len(own) - KEY_CHARACTERS))
-        note = told_in_story(newest.decode(errors="ignore"), self.lore, self.note)
+        note = note_for_passage(newest.decode(errors="ignore"), self.lore, self.note)
         # a prompt that is not shown is not split
-        first = 0 if self._opening else n_with_told(self.n_prompt, self.told)
-        self.told = tell(self._text, self.told, note, first)
+        first = 0 if self._opening else n_with_notes(self.n_prompt, self.told)
+        self.told = insert_note(self._text, self.told, note, first)
         if note and not self._brackets:
             self._brackets = bracket_tokens(self.llm.model)
         self._has_note = bool(note)
@@ -389,7 +389,7 @@ class Story(TextSession):
         if _written(self.llm, tokens, n_prompt) != utf8(text[len(opening) :]):
             n_prompt, opening = len(tokens), text  # some texts cannot be tokenized exactly
         self._text.reclaim()
-        n_left = n_with_told(n_same, self.told)
+        n_left = n_with_notes(n_same, self.told)
         self._text.truncate(n_left)
         self._text.tokens += tokens[n_same:]
         self.told = tuple(span for span in self.told if span[1] <= n_left)

@@ -19,16 +19,16 @@ NEAR = 128
 _SENTENCE_END = re.compile(r"[.!?\u2026][\"'\u201d\u2019)\]]*$")
 
 
-def own_tokens(tokens: Sequence[int], told: Sequence[Span]) -> list[int]:
+def own_tokens(tokens: Sequence[int], notes: Sequence[Span]) -> list[int]:
     """Return the tokens of a text without its notes."""
-    ends = [0, *(end for _, end in told)]
-    starts = [*(start for start, _ in told), len(tokens)]
+    ends = [0, *(end for _, end in notes)]
+    starts = [*(start for start, _ in notes), len(tokens)]
     return [token for end, start in zip(ends, starts, strict=True) for token in tokens[end:start]]
 
 
-def n_with_told(n_own: int, told: Sequence[Span]) -> int:
+def n_with_notes(n_own: int, notes: Sequence[Span]) -> int:
     """Return the number of tokens, with notes, up to the end of the first `n_own` own tokens."""
-    for start, end in told:
+    for start, end in notes:
         if start < n_own:
             n_own += end - start
     return n_own
@@ -37,7 +37,7 @@ def n_with_told(n_own: int, told: Sequence[Span]) -> int:
 def hidden_spans(
     model: Model,
     tokens: Sequence[int],
-    told: Sequence[Span],
+    notes: Sequence[Span],
     *,
     n_prompt: int,
     opening: str,
@@ -47,33 +47,33 @@ def hidden_spans(
     n_first = 0 if opening else n_prompt
     if opening and memory:
         n_first = n_common(tokens, prompt_tokens(model, f"{memory}\n"))
-    return [*([(0, n_first)] if n_first else []), *told]
+    return [*([(0, n_first)] if n_first else []), *notes]
 
 
-def tell(text: CachedText, told: Sequence[Span], note: str, first: int) -> tuple[Span, ...]:
+def insert_note(text: CachedText, notes: Sequence[Span], note: str, first: int) -> tuple[Span, ...]:
     """Insert a note near the end of a text, drop earlier ones, and return the spans of all notes.
 
     Args:
         text: the tokens of the story.
-        told: spans of the earlier notes.
+        notes: spans of the earlier notes.
         note: the note; "" for none.
         first: minimum number of tokens before it.
 
     Raises:
         ContextLimitError: no positions are left for it.
     """
-    llm, told = text.llm, tuple(told)
-    if told and told[-1][1] == len(text.tokens):  # nothing was generated after it
-        text.truncate(told[-1][0])
-        told = told[:-1]
-    if told and llm.evicting:
-        dropped: Sequence[Span] = told
+    llm, notes = text.llm, tuple(notes)
+    if notes and notes[-1][1] == len(text.tokens):  # nothing was generated after it
+        text.truncate(notes[-1][0])
+        notes = notes[:-1]
+    if notes and llm.evicting:
+        dropped: Sequence[Span] = notes
         for pin in ((0, text.n_pinned), *text.pins):
             dropped = without(dropped, *pin)
         text.forget(dropped)
     if not note:
-        return told
-    first = max(first, text.n_pinned, *(end + 1 for _, end in ((0, 0), *told, *text.pins)))
+        return notes
+    first = max(first, text.n_pinned, *(end + 1 for _, end in ((0, 0), *notes, *text.pins)))
     place = place_of_note(llm.model, text.tokens, first)
     if place < llm.n_tokens and not text.has_rows(place):
         place = len(text.tokens)
@@ -82,7 +82,7 @@ def tell(text: CachedText, told: Sequence[Span], note: str, first: int) -> tuple
     if after := text.tokens[place:]:
         text.truncate(place)
     text.tokens += [*tokens, *after]
-    return (*told, (place, place + len(tokens)))
+    return (*notes, (place, place + len(tokens)))
 
 
 def bracket_tokens(model: Model) -> list[int]:

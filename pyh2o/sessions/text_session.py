@@ -60,8 +60,8 @@ class TextSession:
             PyH2OError: it is a conversation, and the model has another text by now.
         """
         pins = merged([*self.pins, self._span(start, end)])
-        for gone in self._text.forgotten:
-            pins = without(pins, *gone)
+        for span in self._text.forgotten:
+            pins = without(pins, *span)
         check_pins(self.llm, self.n_pinned, pins)
         self._text.pin(pins)
 

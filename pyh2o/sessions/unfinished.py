@@ -167,5 +167,5 @@ def with_unfinished(
         # a state of more tokens belongs to another text: all is read again
         "cached": header["cached"] if header["cached"] <= n_same else 0,
         "pins": [pin for pin in header["pins"] if pin[1] <= n_same],
-        "forgotten": [gone for gone in header.get("forgotten", ()) if gone[1] <= n_same],
+        "forgotten": [span for span in header.get("forgotten", ()) if span[1] <= n_same],
     }, text
