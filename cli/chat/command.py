@@ -70,7 +70,7 @@ def chat(
         list[Path] | None,
         _role_option(
             help="Lorebook or world info (JSON), whose entries are inserted when a key matches; "
-            "repeatable. Saved with the session."
+            "may be given several times. Saved with the session."
         ),
     ] = None,
     max_tokens: MaxTokens = None,
@@ -128,7 +128,7 @@ def chat(
         list[str] | None,
         _tools_option(
             metavar="NAME",
-            help="Run this tool without asking, as needed in scripts; repeatable.",
+            help="Run this tool without asking, as needed in scripts; may be given several times.",
         ),
     ] = None,
     web: Annotated[
