@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 # Maximum rounds of tool calls in an answer, and of equal calls.
-MOST_ROUNDS_OF_CALLS = 50
+MAX_CALL_ROUNDS = 50
 SAME_CALLS = 3
 
 
@@ -124,7 +124,7 @@ class Chat:
         self.autosave.prepare(self.conversation)
         self.conversation.noted_beside = self.autosave.path
         answer = self._stream(start, n_before)
-        for _ in range(MOST_ROUNDS_OF_CALLS):
+        for _ in range(MAX_CALL_ROUNDS):
             if not (answer.kept and self.conversation.calls) or self._repeats_calls():
                 break
             self.autosave.save(self.conversation)

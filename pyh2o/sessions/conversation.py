@@ -30,7 +30,7 @@ from ..writing.thinking import USUAL, Thinking
 from ..writing.tools import Call, Tool
 from ..writing.writer import Writer
 from .headers import SavedConversation, open_conversation
-from .layout import Places, merged
+from .layout import RowShares, merged
 from .lorebooks import LoreEntry, note_for_message
 from .talk import Talk, other_text
 from .turns import Answer, Dialogue, Step, Turn, answer_seed
@@ -94,7 +94,7 @@ class Conversation(Talk):
         llm = text_of(llm)
         template = ChatTemplate(llm.model, system, tools, thinking)
         self._latest: weakref.ref[Generator[str]] | None = None  # the answer started last
-        super().__init__(llm, template, Places(pin_system, fair_turns))
+        super().__init__(llm, template, RowShares(pin_system, fair_turns))
         self.sampling = sampling or Sampling()
         self.lore: tuple[LoreEntry, ...] = ()
         self.note = ""

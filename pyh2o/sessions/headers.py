@@ -22,7 +22,7 @@ from ..writing.finish import FINISH_STOP, FINISH_UNTIL
 from ..writing.sampling import Sampling
 from ..writing.thinking import USUAL, Thinking
 from ..writing.tools import Tool
-from .layout import Layout, Places, lay_out
+from .layout import Layout, RowShares, lay_out
 from .lorebooks import LoreEntry
 from .records import Count, Scalar, in_one_line, record_of
 from .session_file import Session, damage_found, read_session
@@ -174,7 +174,7 @@ class SavedConversation(SessionHeader):
 
     template: str
     system: str | None
-    places: Places
+    places: RowShares
     turns: tuple[Turn, ...]
     empty: Count
     kept: tuple[KeptAnswer, ...]

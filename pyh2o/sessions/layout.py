@@ -17,7 +17,7 @@ Pins = tuple[Span, ...]
 
 
 @dataclass(frozen=True)
-class Places:
+class RowShares:
     """How rows that are not recent are divided (see Conversation).
 
     Attributes:
@@ -70,7 +70,7 @@ class Layout:
 def lay_out(
     llm: Text,
     template: ChatTemplate,
-    places: Places,
+    places: RowShares,
     turns: Sequence[Turn],
     text: Sequence[int] = (),
     pins: Pins = (),

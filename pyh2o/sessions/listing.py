@@ -18,7 +18,7 @@ from .turns import Turn
 
 # Maximum characters of the first words, and of tool results in an export.
 FIRST_WORDS = 80
-LONGEST_RESULT = 200
+MAX_RESULT = 200
 
 
 @dataclass(frozen=True)
@@ -151,5 +151,5 @@ def _called(turn: Turn) -> Iterator[str]:
         if step.text.strip():
             yield step.text.strip()
         for call in step.calls:
-            result = textwrap.shorten(call.result or "", LONGEST_RESULT, placeholder="...")
+            result = textwrap.shorten(call.result or "", MAX_RESULT, placeholder="...")
             yield f"({call.name} {call.arguments}: {result})"

@@ -28,7 +28,7 @@ SECONDS_TO_END = 10.0
 NOT_YET = f"has not started within {SECONDS_TO_START:g} s"
 # End of a server's stderr in which an error message is searched.
 TAIL_BYTES = 2000
-LONGEST_REASON = 200
+MAX_REASON = 200
 
 
 class McpServers:
@@ -239,7 +239,7 @@ class McpServer:
         tail = os.pread(self._log.fileno(), TAIL_BYTES, start).decode(errors="replace").split("\n")
         last = next((line for line in reversed(tail) if line.strip()), "")
         reason = str(error) or type(error).__name__
-        return textwrap.shorten(f"{reason} ({last.strip()})" if last else reason, LONGEST_REASON)
+        return textwrap.shorten(f"{reason} ({last.strip()})" if last else reason, MAX_REASON)
 
 
 async def _listed(client: Client) -> tuple[Tool, ...]:

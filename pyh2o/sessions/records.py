@@ -14,7 +14,7 @@ Record = TypeVar("Record")
 
 # The range of llama.cpp's integers.
 Count = Annotated[int, range(2**31)]
-LONGEST_SHOWN = 60
+MAX_SHOWN = 60
 
 Scalar = bool | int | float | str | None
 
@@ -87,7 +87,7 @@ def value_of(hint: Any, value: Any, name: str) -> Any:
 def in_one_line(text: str) -> str:
     """Return a text for an error message: in one line and shortened."""
     line = " ".join(text.split())
-    return line if len(line) <= LONGEST_SHOWN else f"{line[: LONGEST_SHOWN - 3]}..."
+    return line if len(line) <= MAX_SHOWN else f"{line[: MAX_SHOWN - 3]}..."
 
 
 def _shown(value: object) -> str:

@@ -29,11 +29,11 @@ from .session_file import TEMPORARY, read_session, write_session
 from .unfinished import path_beside
 
 SUFFIX = ".h2o"
-LONGEST_NAME = 100
+MAX_NAME_BYTES = 100
 # Name suffix of a copy from before a session was read again.
 BEFORE = ".before"
 # Maximum length of a generated name, to which a number and BEFORE may be added.
-MOST_LETTERS, MOST_BYTES = 48, 80
+MAX_LETTERS, MAX_BYTES = 48, 80
 
 
 def chats_folder() -> Path:
@@ -66,11 +66,11 @@ class SavedChat:
         name = self.name
         if (
             not name
-            or len(os.fsencode(name)) > LONGEST_NAME
+            or len(os.fsencode(name)) > MAX_NAME_BYTES
             or name[0] in ".-"
             or name != name.strip()
         ):
-            rule = f"1 to {LONGEST_NAME} characters, with no dot, dash or space at the start"
+            rule = f"1 to {MAX_NAME_BYTES} characters, with no dot, dash or space at the start"
         elif not all(map(_fits_names, name)):
             rule = "letters, digits, dashes, dots, underscores and spaces"
         else:
@@ -156,10 +156,10 @@ def new_chat(first_words: str = "") -> SavedChat:
 
 def name_of(text: str) -> str:
     """Return the first words of a text as a name; "" if it has no letters or digits."""
-    text = re.sub("['\N{RIGHT SINGLE QUOTATION MARK}]", "", text[: 10 * MOST_LETTERS])
+    text = re.sub("['\N{RIGHT SINGLE QUOTATION MARK}]", "", text[: 10 * MAX_LETTERS])
     words = "".join(sign if _fits_names(sign) else " " for sign in text).strip("-_. ")
-    name = textwrap.shorten(words, MOST_LETTERS, placeholder="") or words[:MOST_LETTERS]
-    while len(os.fsencode(name)) > MOST_BYTES:
+    name = textwrap.shorten(words, MAX_LETTERS, placeholder="") or words[:MAX_LETTERS]
+    while len(os.fsencode(name)) > MAX_BYTES:
         name = name[:-1]
     return name.strip("-_. ")
 

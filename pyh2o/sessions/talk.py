@@ -14,7 +14,7 @@ from ..writing.finish import FINISH_STOP
 from ..writing.thinking import Thinking
 from ..writing.thoughts import forgets_thoughts, thoughts_of
 from ..writing.tools import Call, Tool
-from .layout import Layout, Places, lay_out, without
+from .layout import Layout, RowShares, lay_out, without
 from .text_session import TextSession
 from .turns import Dialogue, Turn
 
@@ -22,7 +22,7 @@ from .turns import Dialogue, Turn
 class Talk(TextSession):
     """Messages and answers as a text; `Conversation` adds generation."""
 
-    def __init__(self, llm: Text | HasText, template: ChatTemplate, places: Places) -> None:
+    def __init__(self, llm: Text | HasText, template: ChatTemplate, places: RowShares) -> None:
         self.llm = llm = text_of(llm)
         self._template, self._places = template, places
         self._dialogue = Dialogue()

@@ -31,7 +31,7 @@ from ..writing.tools import Call
 from .records import Count
 
 # Maximum number of replaced answers that are kept.
-MOST_KEPT = 20
+MAX_KEPT = 20
 
 ANSWER_FINISHES = (
     FINISH_STOP,
@@ -174,7 +174,7 @@ class Dialogue:
                 if each.name != "tokens"
             }
             kept = (*kept, KeptAnswer(tokens=tokens, **values))
-        return Dialogue(self.turns[:-1], kept[-MOST_KEPT:])
+        return Dialogue(self.turns[:-1], kept[-MAX_KEPT:])
 
     def choose(self, attempt: int, text: Sequence[int]) -> tuple[Dialogue, KeptAnswer]:
         """Return the dialogue with a replaced answer as its last one, and that answer.

@@ -192,7 +192,7 @@ def test_ctrl_c_ends_the_call_and_not_the_chat(model: ScriptedModel, tmp_path: P
 def test_endless_calls_are_stopped_and_can_go_on(
     model: ScriptedModel, mcp: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "MOST_ROUNDS_OF_CALLS", 2)
+    monkeypatch.setattr(loop, "MAX_CALL_ROUNDS", 2)
     model.say(add_call(1, 2), add_call(3, 4), add_call(5, 6), "11.")
     output = run("chat", mcp, "--allow-tool", "add", stdin="sums?\n/continue\n")
     assert output.text == "11.\n"

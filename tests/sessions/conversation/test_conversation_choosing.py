@@ -22,7 +22,7 @@ from conversations import (
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError
 from pyh2o.sessions.layout import Pins
-from pyh2o.sessions.turns import MOST_KEPT
+from pyh2o.sessions.turns import MAX_KEPT
 from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
@@ -76,11 +76,11 @@ def test_it_is_as_if_it_had_been_the_answer_all_the_time(
 
 
 def test_the_oldest_go_where_there_are_too_many(llm: Llama) -> None:
-    conversation = with_attempts(llm, MOST_KEPT + 1, 2)
+    conversation = with_attempts(llm, MAX_KEPT + 1, 2)
     conversation.choose(0)
     said(conversation.regenerate(max_tokens=2))
     # the first was in use until now
-    assert attempts_of(conversation) == [0, *range(2, MOST_KEPT + 2)]
+    assert attempts_of(conversation) == [0, *range(2, MAX_KEPT + 2)]
 
 
 def test_what_is_not_there_cannot_be_chosen(llm: Llama) -> None:
