@@ -92,11 +92,11 @@ def search(
     n_found = 0
     for text in map(read_text, saved_chats()):
         for place, passage in _passages(text):
-            said = " ".join(passage.split())
-            if all(word in said.casefold() for word in wanted):
+            content = " ".join(passage.split())
+            if all(word in content.casefold() for word in wanted):
                 # case folding may change the length of a text, but hardly the offset
-                start = max(0, said.casefold().find(wanted[0]) - SHORT // 2)
-                shown = ("..." if start else "") + shortened(said[start:])
+                start = max(0, content.casefold().find(wanted[0]) - SHORT // 2)
+                shown = ("..." if start else "") + shortened(content[start:])
                 terminal.write(f"{text.name}  {place}  {shown}\n")
                 n_found += 1
     terminal.say(f"{n_found} found")
@@ -164,8 +164,8 @@ def export(
     if form is None:
         _copy(chat, file)
         archive = of_session(file)
-        beside = f" and {archive.name}" if archive.exists() else ""
-        terminal.say(f"exported {name} to {file}{beside}: resume it with /load")
+        extra = f" and {archive.name}" if archive.exists() else ""
+        terminal.say(f"exported {name} to {file}{extra}: resume it with /load")
         return
     # imported here because it loads llama.cpp, which would delay `--help`
     from pyh2o.sessions.listing import text_of

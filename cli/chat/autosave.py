@@ -1,4 +1,4 @@
-"""Saves a conversation after each change; a failure to do so never ends the chat."""
+"""Save a conversation after each change; a failure does not end the chat."""
 
 from __future__ import annotations
 
@@ -20,62 +20,61 @@ if TYPE_CHECKING:
 
 
 class Autosave:
-    """Where a conversation is saved. A chat without a name gets one with its first message.
+    """Saves a conversation in a session, which gets a name with the first message.
 
     Attributes:
-        failure: why the last save failed; "" if it did not.
+        failure: why the last save failed; "" if it succeeded.
 
     Args:
-        enabled: False never saves.
-        chat: the chat that was opened by its name, or None for a new one.
+        enabled: whether to save at all.
+        chat: the session that was opened by name, or None for a new one.
 
     Raises:
-        InputError: the chat is open elsewhere, or the folder cannot be written.
+        InputError: the session is open elsewhere, or the folder is not writable.
     """
 
     def __init__(self, enabled: bool, chat: SavedChat | None = None) -> None:
         self.enabled = enabled
         self._chat = chat
         self._lock = ChatLock(chat) if enabled and chat else None
-        self._before: SavedChat | None = None  # what is to be kept of the file there is
+        self._before: SavedChat | None = None  # name for a copy of the current file
         self.failure = ""
-        self._is_empty = False  # the file there is has nothing yet that was said
+        self._is_empty = False  # the current file has no turns
         self._saving: Future[None] | None = None
         self._worker = ThreadPoolExecutor(max_workers=1)
 
     @property
     def name(self) -> str:
-        """The name to continue with, or "" before the first save."""
+        """The name of the session, or "" before the first save."""
         return self._chat.name if self._chat else ""
 
     @property
     def path(self) -> Path | None:
-        """Where it is saved; None before the first save, or where that keeps the file there is."""
+        """The session file; None before the first save, also after `keep_before`."""
         is_kept = not self.enabled or self._before is not None
         return None if is_kept or self._chat is None else self._chat.path
 
     def keep_before(self) -> SavedChat | None:
-        """Before the next save, let there be a copy of the session as it is saved now, if it is."""
+        """Let the next save copy the existing file first; return the copy, if there will be one."""
         if self.enabled and self._chat is not None and self._chat.path.exists():
             self._before = self._chat.before()
         return self._before
 
-    def begin(self, conversation: Conversation) -> None:
-        """Have the file there beside which the next answer is noted; a failure is said."""
+    def prepare(self, conversation: Conversation) -> None:
+        """Write the session file, next to which the next answer is recorded; print failures."""
         path = None if self._chat is None else self._chat.path
-        is_there = path is not None and path.exists()
-        # a note of an answer that was cut off makes room for one of the next
-        is_as_it_was = path is not None and is_there and not path_beside(path).exists()
-        if self.enabled and self._before is None and not is_as_it_was:
-            self._is_empty = not is_there
+        exists = path is not None and path.exists()
+        # the record of an interrupted answer would be replaced by that of the next one
+        is_current = path is not None and exists and not path_beside(path).exists()
+        if self.enabled and self._before is None and not is_current:
+            self._is_empty = not exists
             self._saving = self._worker.submit(self._save, conversation)
             self.settle()
 
     def save(self, conversation: Conversation) -> None:
-        """Begin to save, unless there is nothing to save.
+        """Start to save in the background, unless there is nothing to save.
 
-        That goes on while a person reads and types; nothing may be done with the conversation
-        before `settle` has been called.
+        The conversation must not be used before `settle` is called.
         """
         self.settle()
         is_saved = self._chat is not None and self._chat.path.exists()
@@ -83,19 +82,19 @@ class Autosave:
             self._saving = self._worker.submit(self._save, conversation)
 
     def settle(self) -> bool:
-        """Wait until all is saved; a failure is said once, in one line.
+        """Wait until all is saved; print a new failure in one line.
 
         Returns:
             Whether the last save succeeded.
         """
-        said = self.failure
+        before = self.failure
         self._wait()
-        if self.failure and self.failure != said:
+        if self.failure and self.failure != before:
             terminal.say(f"warning: {self.failure}", style="yellow")
         return not self.failure
 
     def save_now(self, conversation: Conversation) -> None:
-        """Save a conversation, and wait for it; a failure is an error."""
+        """Save a conversation and wait for it; raise an InputError if that fails."""
         self.settle()
         self._saving = self._worker.submit(self._save, conversation)
         self._wait()
@@ -116,7 +115,7 @@ class Autosave:
     def _wait(self) -> None:
         while self._saving is not None:
             try:
-                # Ctrl-C has to wait: the cache must not go away while it is read.
+                # Ctrl-C has to wait: the cache must not be freed while it is saved.
                 with suppress(KeyboardInterrupt):
                     self._saving.result()
                     self._saving, self.failure = None, ""
@@ -126,11 +125,11 @@ class Autosave:
 
     @contextmanager
     def moving(self, chat: SavedChat | None, *, leave: bool = True) -> Iterator[None]:
-        """Open what is to be saved from the end of this on; what fails leaves all as it is.
+        """Switch to another session at the end of the body; an error leaves all unchanged.
 
         Args:
-            chat: where it is saved; None for a new place.
-            leave: whether there is something in the place so far.
+            chat: the session; None for a new one.
+            leave: whether the current session has something saved.
         """
         lock = ChatLock(chat) if self.enabled and chat is not None else None
         try:
@@ -144,10 +143,10 @@ class Autosave:
             self._chat, self._lock, self._before = chat, lock, None
 
     def close(self) -> None:
-        """Let other chats have the place, when all is saved."""
+        """Wait until all is saved, and unlock the session; remove it if it is empty."""
         self.settle()
         if self._is_empty and self._chat is not None:
-            with suppress(OSError):  # it could not be written
+            with suppress(OSError):  # it may not exist, as saving failed
                 self._chat.remove()
             self._is_empty = False
         if self._lock is not None:

@@ -61,16 +61,16 @@ def chat(
     card: Annotated[
         Path | None,
         _role_option(
-            help="Character card, a PNG or JSON: whom the model plays. --system is then what it "
-            "is told to do, in place of the usual."
+            help="Character card (PNG or JSON) that the model plays. --system replaces the "
+            "default instruction before the card."
         ),
     ] = None,
-    user: Annotated[str, _role_option(help="What a card calls you.")] = "User",
+    user: Annotated[str, _role_option(help="Your name in a card.")] = "User",
     lorebook: Annotated[
         list[Path] | None,
         _role_option(
-            help="Lorebook or world info, a JSON: what the model is told when a key is said; may "
-            "be given again. A session remembers it."
+            help="Lorebook or world info (JSON), whose entries are inserted when a key matches; "
+            "may be given several times. Saved with the session."
         ),
     ] = None,
     max_tokens: MaxTokens = None,
@@ -78,13 +78,13 @@ def chat(
     no_thinking: NoThinking = False,
     mmproj: Mmproj = None,
     go_on: Annotated[
-        bool, _saving_option("--continue", "-c", help="Go on with the last conversation.")
+        bool, _saving_option("--continue", "-c", help="Resume the last conversation.")
     ] = False,
     session: Annotated[
         str | None,
         _saving_option(
-            help="Go on with the conversation of this name, or begin it. One that is saved keeps "
-            "its model and its cache; the system prompt and the sampling can be changed.",
+            help="Resume the conversation of this name, or start it. A saved conversation keeps "
+            "its model and cache settings; system prompt and sampling can be changed.",
             autocompletion=complete_session,
             show_default="a new one, named by the time",
         ),
@@ -93,7 +93,7 @@ def chat(
         bool,
         typer.Option(
             "--fair-turns",
-            help="Give each turn its share of the heavy rows, so that no turn is forgotten whole.",
+            help="Give each turn a share of the heavy rows, so that no turn is evicted entirely.",
             rich_help_panel=CACHE,
         ),
     ] = False,
@@ -101,8 +101,8 @@ def chat(
         int,
         typer.Option(
             min=0,
-            help="Maximum MiB of snapshots of the cache, with which /regen, /undo and /edit read "
-            "nothing again; 0 for none.",
+            help="Maximum MiB of snapshots of the cache, which save /regen, /undo and /edit from "
+            "reading text again; 0 for none.",
             rich_help_panel=CACHE,
         ),
     ] = DEFAULT_STORE_MIB,
@@ -110,19 +110,16 @@ def chat(
         bool,
         _saving_option(
             "--reread",
-            help="Read the text of a session again, as one has to be that was made with another "
-            "model or another cache, or has lost its archive; as it was it stays saved as "
-            "NAME.before.",
+            help="Read the text of a session again, for another model or cache, or without its "
+            "archive; a copy of the old session is kept as NAME.before.",
         ),
     ] = False,
-    no_save: Annotated[
-        bool, _saving_option("--no-save", help="Leave nothing on the disk.")
-    ] = False,
+    no_save: Annotated[bool, _saving_option("--no-save", help="Write nothing to disk.")] = False,
     mcp: Annotated[
         Path | None,
         _tools_option(
             metavar="FILE",
-            help="MCP servers whose tools the model may call: JSON as other programs have it, "
+            help="MCP servers whose tools the model may call, in the usual JSON form "
             '{"mcpServers": {NAME: {"command": ..., "args": [...]}}}. You are asked before each '
             "call.",
         ),
@@ -131,20 +128,19 @@ def chat(
         list[str] | None,
         _tools_option(
             metavar="NAME",
-            help="Run this tool without asking, as a script has to; may be given again.",
+            help="Run this tool without asking, as needed in scripts; may be given several times.",
         ),
     ] = None,
     web: Annotated[
         bool,
-        typer.Option("--web", help="Chat in the browser, on a page that only this machine sees."),
+        typer.Option("--web", help="Chat in the browser, on a page only for this machine."),
     ] = False,
 ) -> None:
-    """Talk with a model; the cache never grows beyond its budget and slack.
+    """Chat with a model in a cache of fixed size.
 
-    Conversations are saved as they go; `pyh2o sessions` lists them. Standard input that is not a
-    terminal is answered line by line (pyh2o chat < script.txt), and saved with --session only.
-    With --web all of it happens on a page, under http://127.0.0.1:8000/ or, where that port is
-    taken, a free one.
+    Conversations are saved after each turn; `pyh2o sessions` lists them. Standard input that is not
+    a terminal is answered line by line (pyh2o chat < script.txt), and saved only with --session.
+    With --web the chat is a page at http://127.0.0.1:8000/, or on a free port if that is taken.
     """
     if go_on and session is not None:
         raise typer.BadParameter("give either --continue or --session NAME")
@@ -165,7 +161,7 @@ def chat(
     with closing(Autosave(saving, opened)) as autosave:
         saved = opened.path if opened is not None and opened.path.exists() else None
         if saved is not None:
-            # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
+            # Imported here, as below, because it loads llama.cpp, which would delay `--help`.
             from pyh2o.sessions.headers import SavedConversation, read_header
 
             header = asdict(read_header(saved, SavedConversation))
@@ -176,7 +172,7 @@ def chat(
         with (
             open_tools(mcp, allow_tool or (), source, answers.bars) as tools,
             closing(loading.load_llama(options, answers, store_mib=store_mib)) as llm,
-            closing(autosave),  # before the model goes
+            closing(autosave),  # before the model is freed
         ):
             from pyh2o.sessions.conversation import Conversation
 
@@ -200,18 +196,18 @@ def chat(
             )
             if saved is not None:
                 open_conversation(talk, saved, reread=reread, cure=" (--reread)")
-                answers.interrupts.check()  # Ctrl-C was kept off meanwhile
+                answers.interrupts.check()  # Ctrl-C was deferred meanwhile
                 say_last_exchange(talk, is_reread=reread)
                 given_sampling = sampling_given(options, given)
                 talk.conversation.sampling = replace(talk.conversation.sampling, **given_sampling)
-                role.go_on(talk)
+                role.resume(talk)
                 if given & {"reasoning_budget", "no_thinking"}:
                     talk.set_thinking(thinking)
                 if any(tool not in talk.conversation.tools for tool in known):
                     talk.set_tools(known)
             talk.greet()
             if saved is None:
-                role.begin(talk)
+                role.start(talk)
             talk.run()
         is_saved = autosave.settle()
     if not is_saved or (talk.refused and not source.interactive):
@@ -219,14 +215,14 @@ def chat(
 
 
 def _last_chat(*, saving: bool) -> SavedChat:
-    """The conversation that was last changed; to be saved one that is open nowhere, if there is."""
+    """Return the last changed conversation; if it is to be saved, preferably one not open."""
     last = None
     for chat in saved_conversations():
         last = last or chat
         if not saving or not is_open(chat):
             if chat != last:
                 terminal.say(
-                    f"session {last.name} is open elsewhere, on the page perhaps: this is "
+                    f"session {last.name} is open elsewhere, for example on the page: this is "
                     f"{chat.name}"
                 )
             return chat
@@ -241,7 +237,7 @@ def _last_chat(*, saving: bool) -> SavedChat:
 def open_tools(
     path: Path | None, allowed: Collection[str], source: Source, bars: Bars
 ) -> Iterator[ChatTools]:
-    """The MCP servers of a file, if there is one; they begin while the model is loaded."""
+    """Yield the tools of a file of MCP servers, which start while the model is loaded."""
     if path is None:
         yield ChatTools(None, allowed, source, bars)
         return
@@ -252,10 +248,10 @@ def open_tools(
 
 
 def open_source(*, keep_history: bool) -> Source:
-    """Standard input as it is: with a person at it, or not."""
+    """Return standard input as a source: a terminal or a script."""
     if not sys.stdin.isatty() or not (sys.stdout.isatty() or sys.stderr.isatty()):
         return ScriptSource(sys.stdin.buffer)
-    # Imported here because it takes a moment that a script need not wait for.
+    # Imported here because it would delay scripts.
     from .terminal_input import TerminalSource, history_file
 
     return TerminalSource(COMMANDS, history_file() if keep_history else None)

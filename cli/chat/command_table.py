@@ -1,4 +1,4 @@
-"""The table of a chat's commands: the help and the work of each."""
+"""The table of chat commands."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ class Command:
     """A command of the chat.
 
     Attributes:
-        name: with its slash.
-        argument: how its argument is shown; "" if it takes none, in brackets if it need not be
-            given.
-        run: does it; called with the chat and the argument. Its docstring is the help.
-        words: those that can follow it, for what is typed of them.
+        name: name with its slash.
+        argument: placeholder of its argument, in brackets if optional; "" for none.
+        run: called with the chat and the argument; its docstring is the help.
+        words: completions of its argument, for the text typed so far.
     """
 
     name: str
@@ -31,17 +30,17 @@ class Command:
 
     @property
     def usage(self) -> str:
-        """The command as it is typed."""
+        """Name and argument."""
         return f"{self.name} {self.argument}".rstrip()
 
 
 class Commands(dict[str, Command]):
-    """Commands by their names, in the order in which /help shows them."""
+    """Commands by name, in the order of /help."""
 
     def add(
         self, name: str, argument: str = "", *, words: Callable[[str], Iterable[str]] = lambda _: ()
     ) -> Callable[[Work], None]:
-        """Put the function below into the table; the arguments are those of `Command`."""
+        """Return a decorator that adds a function; the arguments are those of `Command`."""
 
         def add(run: Work) -> None:
             self[name] = Command(name, argument, run, words)
@@ -49,17 +48,17 @@ class Commands(dict[str, Command]):
         return add
 
     def run(self, chat: Any, line: str) -> None:
-        """Do what a line says that begins with a slash."""
+        """Run the command of a line that starts with a slash."""
         name, argument = (*line.split(maxsplit=1), "")[:2]
         argument = argument.strip()
         found = self.get(name)
         if found is None:
             raise InputError(
-                f"unknown command {name}: /help lists the commands; begin the line with a space to "
+                f"unknown command {name}: /help lists the commands; start the line with a space to "
                 "send it to the model"
             )
         if argument and not found.argument:
-            raise InputError(f"{found.name} stands alone: leave out what is behind it")
+            raise InputError(f"{found.name} takes no argument")
         if not argument and found.argument and found.argument[0] != "[":
-            raise InputError(f"{found.name} needs more: {found.usage}")
+            raise InputError(f"{found.name} needs an argument: {found.usage}")
         found.run(chat, argument)

@@ -1,4 +1,4 @@
-"""The commands that begin with a slash in a chat."""
+"""The slash commands of a chat."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from .loop import Chat
 
 EMPTY = '""'
-"""How an empty text is written."""
+"""An empty text as an argument."""
 
 KEYS = '''\
-Ctrl-C stops an answer; what was said so far stays in the conversation. Ctrl-D leaves.
-Alt-Enter, or a backslash before Enter, begins a new line; so does Enter in a message between
+Ctrl-C stops an answer; the text so far stays in the conversation. Ctrl-D quits.
+Alt-Enter, or a backslash before Enter, starts a new line; so does Enter in a message between
 """ and """. TAB completes commands and files.
-A line that begins with a space is sent as it is, even if a / follows.'''
+A line that starts with a space is sent to the model, even if a / follows.'''
 
 COMMANDS = Commands()
 
 
 @COMMANDS.add("/help")
 def _help(_chat: Chat, _argument: str) -> None:
-    """This list."""
+    """Show this list."""
     width = max(len(each.usage) for each in COMMANDS.values())
     lines = [f"{each.usage:<{width}}  {each.run.__doc__}" for each in COMMANDS.values()]
     terminal.say("\n".join([*lines, KEYS]))
@@ -42,7 +42,7 @@ def _help(_chat: Chat, _argument: str) -> None:
 
 @COMMANDS.add("/quit")
 def _quit(chat: Chat, _argument: str) -> None:
-    """Leave; so does Ctrl-D."""
+    """Quit, like Ctrl-D."""
     chat.left = True
 
 
@@ -53,26 +53,26 @@ def _quit(chat: Chat, _argument: str) -> None:
 
 def _need_turn(chat: Chat) -> None:
     if not chat.conversation.turns:
-        raise InputError("there is no message yet: type one")
+        raise InputError("there is no message yet: send one")
 
 
 @COMMANDS.add("/continue")
 def _continue(chat: Chat, _argument: str) -> None:
-    """Go on with an answer that was stopped or cut."""
+    """Continue an answer that was stopped or reached --max-tokens."""
     _need_turn(chat)
     last = chat.conversation.turns[-1]
     chat.answer(
         chat.results()
         if chat.conversation.calls
         else lambda: chat.conversation.go_on(max_tokens=chat.max_tokens),
-        "the answer stays as it was",
+        "the answer is unchanged",
         n_before=last.end - last.part_starts[-1],
     )
 
 
 @COMMANDS.add("/regen")
 def _regenerate(chat: Chat, _argument: str) -> None:
-    """Answer the last message anew; /answers brings the old answer back."""
+    """Sample another answer to the last message; /answers restores the old one."""
     _need_turn(chat)
     chat.answer(
         lambda: chat.conversation.regenerate(max_tokens=chat.max_tokens), "the old answer stays"
@@ -81,7 +81,7 @@ def _regenerate(chat: Chat, _argument: str) -> None:
 
 @COMMANDS.add("/answers", "[N]")
 def _answers(chat: Chat, argument: str) -> None:
-    """List the answers to the last message, or go back to one."""
+    """List the answers to the last message, or restore one."""
     _need_turn(chat)
     found = chat.conversation.answers
     if not argument:
@@ -91,7 +91,7 @@ def _answers(chat: Chat, argument: str) -> None:
             terminal.say(f"{mark} {number:>2}  {size:>12}  {shortened(turn.answer)}".rstrip())
         return
     if not argument.isdecimal() or not 1 <= int(argument) <= len(found):
-        raise InputError(f"there is no answer {shortened(argument)}: /answers lists them")
+        raise InputError(f"unknown answer {shortened(argument)}: /answers lists them")
     attempt = found[int(argument) - 1].attempt
     chat.change(lambda: chat.conversation.choose(attempt))
     terminal.show(chat.conversation.turns[-1].answer)
@@ -100,146 +100,139 @@ def _answers(chat: Chat, argument: str) -> None:
 
 
 @COMMANDS.add("/thoughts")
-def _thoughts(chat: Chat, _argument: str) -> None:
-    """What the model has thought before its last answer."""
+def _reasoning(chat: Chat, _argument: str) -> None:
+    """Show the reasoning of the last answer."""
     _need_turn(chat)
     last = chat.conversation.turns[-1]
-    thoughts = [*(step.thoughts for step in last.steps), last.thoughts]
-    found = "\n\n".join(each.strip() for each in thoughts if each.strip())
-    terminal.say(found or "it has thought nothing that is told apart", style="dim")
+    parts = [*(step.thoughts for step in last.steps), last.thoughts]
+    found = "\n\n".join(each.strip() for each in parts if each.strip())
+    terminal.say(found or "the answer contains no separate reasoning", style="dim")
 
 
 @COMMANDS.add("/undo")
 def _undo(chat: Chat, _argument: str) -> None:
-    """Take the last message and its answer back."""
+    """Remove the last message and its answer."""
     _need_turn(chat)
     message = chat.conversation.turns[-1].user
     chat.change(chat.conversation.undo)
     turns = chat.conversation.turns
     left = f"{count(len(turns), 'turn')}, {count(turns[-1].end if turns else 0, 'token')} left"
-    terminal.say(f"taken back: {shortened(message)} ({left})")
+    terminal.say(f"removed: {shortened(message)} ({left})")
     say_unread(chat.conversation)
 
 
 @COMMANDS.add("/edit", "[TEXT]")
 def _edit(chat: Chat, argument: str) -> None:
-    """Change the last message, or edit it here, and have it answered anew."""
+    """Replace the last message, or edit it interactively, and answer it again."""
     _need_turn(chat)
     if not argument:
         if not chat.source.interactive:
-            raise InputError("a script has to give the new message: /edit TEXT")
+            raise InputError("in a script, /edit needs the new message: /edit TEXT")
         argument = chat.source.read("edit> ", chat.conversation.turns[-1].user).strip()
     if not argument:
-        terminal.say("the message stays as it was")
+        terminal.say("the message is unchanged")
         return
     chat.answer(
         lambda: chat.conversation.edit(argument, max_tokens=chat.max_tokens),
-        "the message stays as it was",
+        "the message is unchanged",
     )
 
 
 @COMMANDS.add("/system", "[TEXT]")
 def _system(chat: Chat, argument: str) -> None:
-    """Show the system prompt, or set it; "" takes it away."""
+    """Show or set the system prompt; "" removes it."""
     if argument:
         chat.set_system(None if argument == EMPTY else argument)
     system = chat.conversation.system
-    terminal.say(f"system prompt: {system}" if system else "no system prompt but the model's own")
+    terminal.say(f"system prompt: {system}" if system else "the template's default system prompt")
 
 
 @COMMANDS.add("/note", "[TEXT]")
 def _note(chat: Chat, argument: str) -> None:
-    """Show the author's note, or set it; "" takes it away."""
+    """Show or set the author's note; "" removes it."""
     if argument:
         note = "" if argument == EMPTY else argument
         chat.change(lambda: setattr(chat.conversation, "note", note))
     note = chat.conversation.note
-    terminal.say(
-        f"told with every few messages: {note}" if note else "no note: /note TEXT sets one"
-    )
+    terminal.say(f"inserted every few messages: {note}" if note else "no note: /note TEXT sets one")
 
 
 @COMMANDS.add("/tools")
 def _tools(chat: Chat, _argument: str) -> None:
-    """List the MCP servers, and the tools that the model may call."""
+    """List MCP servers and the tools that the model may call."""
     servers = chat.tools.servers
     if servers is None:
-        raise InputError("this chat has no MCP servers: begin it with --mcp FILE")
+        raise InputError("this chat has no MCP servers: start it with --mcp FILE")
     tools = servers.tools()
     for server in servers.servers:
         terminal.say(f"{server.name}: {server.trouble or count(len(server.tools), 'tool')}")
         for name, (owner, tool) in tools.items():
             if owner is server:
-                unasked = " (runs unasked)" if name in chat.tools.allowed else ""
-                terminal.say(f"  {name}{unasked}  {shortened(tool.description)}".rstrip())
+                allowed = " (allowed)" if name in chat.tools.allowed else ""
+                terminal.say(f"  {name}{allowed}  {shortened(tool.description)}".rstrip())
 
 
 COMMANDS.update(FILE_COMMANDS)
 
 
 # -------------------------------------------------------------------------------------------------
-# The cache, and how answers are drawn
+# Cache and sampling
 # -------------------------------------------------------------------------------------------------
 
 
 @COMMANDS.add("/pin", "[TEXT]")
 def _pin(chat: Chat, argument: str) -> None:
-    """Never forget the newest sentences with these words; show what is pinned."""
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    """Pin the last sentences with these words; list pinned passages."""
+    # Imported here because it loads llama.cpp, which would delay `--help`.
     from pyh2o.sessions.passages import pin_sentences, pinned_passages
 
     if argument:
         chat.change(lambda: pin_sentences(chat.conversation, argument))
     passages = pinned_passages(chat.conversation)
     if not passages:
-        terminal.say("nothing is pinned: /pin TEXT keeps the newest passage with these words")
+        terminal.say("nothing is pinned: /pin TEXT pins the last sentences with these words")
     for passage in passages:
-        held = "" if passage.held > 0.995 else f" ({passage.held:.0%} of it is still there)"
+        held = "" if passage.held > 0.995 else f" ({passage.held:.0%} of its rows are cached)"
         size = count(passage.end - passage.start, "token")
         terminal.say(f"pinned, {size}{held}: {shortened(passage.text)}")
 
 
 @COMMANDS.add("/unpin", "[TEXT]")
 def _unpin(chat: Chat, argument: str) -> None:
-    """Let the pinned passages with these words, or all, be forgotten."""
+    """Unpin the passages with these words, or all."""
     # Imported here for the same reason as above.
     from pyh2o.sessions.passages import unpin_passages
 
     chat.change(lambda: unpin_passages(chat.conversation, argument or None))
     left = len(chat.conversation.pins)
-    terminal.say(
-        f"still pinned: {count(left, 'passage')}" if left else "nothing is pinned any more"
-    )
+    terminal.say(f"still pinned: {count(left, 'passage')}" if left else "nothing is pinned")
 
 
 @COMMANDS.add("/stats")
 def _stats(chat: Chat, _argument: str) -> None:
-    """The conversation and the cache in numbers."""
+    """Show statistics of the conversation and the cache."""
     for label, text in statistics(chat.conversation, chat.answers.all):
         terminal.say(f"{label:<14} {text}")
 
 
 @COMMANDS.add("/kv", "[all]", words=lambda _: ["all"])
 def _kv(chat: Chat, argument: str) -> None:
-    """What the cache holds: a picture of the text, and what of it most is held."""
+    """Show which tokens and passages the cache holds."""
     if argument not in ("", "all"):
-        raise InputError("/kv shows the passages held best, and /kv all all tokens")
+        raise InputError("/kv shows the passages with most rows, /kv all shows all tokens")
     for note in kv_picture(chat.conversation.llm, stderr.width, shows_all=argument == "all"):
         terminal.say(note)
 
 
 @COMMANDS.add("/recalled")
 def _recalled(chat: Chat, _argument: str) -> None:
-    """What the last answer has looked at in the archive: positions, weight and text."""
+    """Show what the last answer recalled from the archive: positions, weight and text."""
     llm = chat.conversation.llm
     if not llm.model.recalls:
-        raise InputError("this chat recalls nothing: begin a new one, without --recall 0")
+        raise InputError("this chat has no recall: start a new one without --recall 0")
     spans = llm.recalled()
     if not spans:
-        terminal.say(
-            "nothing was recalled: no answer since the chat was opened has looked at what left "
-            "the cache"
-        )
+        terminal.say("no answer has recalled evicted rows since the chat was opened")
     for span in spans:
         text = shortened(span.text)
         terminal.say(f"{span.start:>8,} .. {span.end - 1:<8,} {span.weight:7.3f}  {text}")
@@ -247,7 +240,7 @@ def _recalled(chat: Chat, _argument: str) -> None:
 
 @COMMANDS.add("/set", "[NAME [VALUE]]", words=lambda _: vars(Sampling()))
 def _set(chat: Chat, argument: str) -> None:
-    """Show how answers are drawn, or change it, as in: /set temp 0.5"""
+    """Show or change sampling settings, for example: /set temp 0.5"""
     sampling = chat.conversation.sampling
     values = dataclasses.asdict(sampling)
     if argument:
@@ -255,7 +248,7 @@ def _set(chat: Chat, argument: str) -> None:
         wanted = given.lower().replace("-", "_")
         matches = [name for name in values if name.startswith(wanted)]
         if len(matches) != 1:
-            raise InputError(f"there is no setting {given}: /set shows them all")
+            raise InputError(f"unknown setting {given}: /set shows all settings")
         name = matches[0]
         if text:
             is_list = isinstance(values[name], tuple)

@@ -1,4 +1,4 @@
-"""The commands of a chat about files and about the conversations that are saved."""
+"""The slash commands for files and saved sessions."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ FILE_COMMANDS = Commands()
 
 @FILE_COMMANDS.add("/clear")
 def _clear(chat: Chat, _argument: str) -> None:
-    """Begin a new conversation; a saved one stays under its name."""
+    """Start a new conversation; a saved one stays under its name."""
     n_turns, left = len(chat.conversation.turns), _make_sure_it_is_saved(chat)
-    with chat.answers.undisturbed():
+    with chat.answers.safe_interrupts():
         chat.conversation.clear()
-    what = f"forgotten: {count(n_turns, 'turn')}"
+    what = f"removed: {count(n_turns, 'turn')}"
     if left:
         with chat.autosave.moving(None):
             what = (
-                f"a new conversation begins, and `pyh2o chat --session {shlex.quote(left)}` "
-                "goes on with the one so far"
+                f"a new conversation starts; `pyh2o chat --session {shlex.quote(left)}` resumes "
+                "the previous one"
             )
     terminal.say(what + ("; the system prompt stays" if chat.conversation.system else ""))
 
 
 def _make_sure_it_is_saved(chat: Chat) -> str:
-    """The name that the conversation is saved under, or "" if it is not to be saved."""
+    """Wait until the conversation is saved, and return its name; "" if it is not saved."""
     if not chat.autosave.enabled or not chat.conversation.turns:
         return ""
     if not chat.autosave.settle():
@@ -56,7 +56,7 @@ def _make_sure_it_is_saved(chat: Chat) -> str:
 
 @FILE_COMMANDS.add("/read", "FILE [TEXT]")
 def _read(chat: Chat, argument: str) -> None:
-    """Send the text of a file, and a question after it."""
+    """Send the text of a file, followed by a question."""
     file, question = _file_and_rest(argument)
     text = text_of(file)
     chat.send(f"{text}\n\n{question}" if question else text)
@@ -64,7 +64,7 @@ def _read(chat: Chat, argument: str) -> None:
 
 @FILE_COMMANDS.add("/image", "FILE [TEXT]")
 def _image(chat: Chat, argument: str) -> None:
-    """Send a picture, or sound, and a question after it."""
+    """Send a picture or sound, followed by a question."""
     file, question = _file_and_rest(argument)
     projector = chat.conversation.llm.model.projector
     if projector is None:
@@ -72,24 +72,24 @@ def _image(chat: Chat, argument: str) -> None:
             "this model was loaded without a projector for pictures and sound: start the chat with "
             "--mmproj FILE"
         )
-    with chat.answers.undisturbed():
+    with chat.answers.safe_interrupts():
         mark = projector.mark(file.read_bytes())
     chat.send(f"{mark}\n{question}")
 
 
 @FILE_COMMANDS.add("/save", "[FILE]")
 def _save(chat: Chat, argument: str) -> None:
-    """Save the conversation, or a copy of it in a file."""
+    """Save the conversation, or a copy in a file."""
     if argument:
         path = _whole_file(argument)
         if path.exists():
             raise InputError(f"{path} exists: give another name")
         chat.conversation.save(path, portable=True)
-        terminal.say(f"saved in {path}: /load goes on from here")
+        terminal.say(f"saved to {path}: /load resumes it")
     elif not chat.autosave.enabled:
-        raise InputError("this chat is not saved as it goes: /save FILE saves a copy of it")
+        raise InputError("this chat is not saved automatically: /save FILE saves a copy")
     elif not chat.conversation.turns:
-        raise InputError("there is nothing to save yet")
+        raise InputError("there is nothing to save yet: send a message")
     else:
         chat.autosave.save_now(chat.conversation)
         terminal.say(f"saved as {chat.autosave.name}")
@@ -97,7 +97,7 @@ def _save(chat: Chat, argument: str) -> None:
 
 @FILE_COMMANDS.add("/load", f"NAME|FILE [{REREAD}]", words=complete_session)
 def _load(chat: Chat, argument: str) -> None:
-    """Go on with a saved conversation, by its name, its number in /sessions, or a file."""
+    """Resume a saved conversation by name, number in /sessions, or file."""
     name, _, last = argument.rpartition(" ")
     reread = last == REREAD and bool(name.strip())
     argument = name.rstrip() if reread else argument
@@ -105,7 +105,7 @@ def _load(chat: Chat, argument: str) -> None:
     if found is None or Path(argument).is_file():
         file = _whole_file(argument)
         if not file.exists():
-            raise InputError(f"there is no file {file}, and no such session: /sessions lists them")
+            raise InputError(f"no session or file {file}: /sessions lists the sessions")
         _open(chat, file, None, reread=reread)
         if found is not None:
             terminal.say(f"this is the file {file}, not the session of that name")
@@ -115,16 +115,16 @@ def _load(chat: Chat, argument: str) -> None:
 
 
 def _open(chat: Chat, path: Path, session: SavedChat | None, *, reread: bool) -> None:
-    """Go on with what is in a file; the conversation so far stays, also if that fails.
+    """Resume a session file; if that fails, the current conversation stays.
 
     Args:
-        chat: which gets it.
-        path: of the file.
-        session: what is saved there, to be saved there again; None for a copy.
-        reread: whether to read its text again without asking.
+        chat: the chat.
+        path: the session file.
+        session: its session, to be saved there again; None to continue in a copy.
+        reread: whether to read its text again.
     """
     if session is not None and session.name == chat.autosave.name:
-        raise InputError(f"this is session {session.name} already")
+        raise InputError(f"session {session.name} is already open in this chat")
     left = _make_sure_it_is_saved(chat)
     with chat.autosave.moving(session, leave=bool(left)):
         again = f": /load {path if session is None else session.name} {REREAD}"
@@ -136,20 +136,20 @@ def _open(chat: Chat, path: Path, session: SavedChat | None, *, reread: bool) ->
 
 @FILE_COMMANDS.add("/sessions")
 def _sessions(chat: Chat, _argument: str) -> None:
-    """List the conversations that are saved."""
+    """List saved sessions."""
     chat.listed = saved_chats()
     texts = [read_text(each) for each in chat.listed]
     for number, (text, line) in enumerate(zip(texts, lines_of(texts), strict=True), start=1):
         this = "  (this one)" if text.name == chat.autosave.name else ""
         terminal.say(f"{number:>2}  {line}{this}")
-    terminal.say("/load NAME, or its number here, goes on" if texts else "none is saved yet")
+    terminal.say("/load NAME or /load NUMBER resumes one" if texts else "no saved sessions yet")
 
 
 def _saved(chat: Chat, argument: str) -> SavedChat | None:
-    """The saved conversation of this name, or else of this number."""
+    """Return the session of this name, or else of this number in /sessions."""
     try:
         named = SavedChat(argument)
-    except SessionError:  # no name
+    except SessionError:  # not a valid name
         return None
     if not named.path.is_file() and argument.isdecimal() and 0 < int(argument) <= len(chat.listed):
         return chat.listed[int(argument) - 1]
@@ -157,18 +157,18 @@ def _saved(chat: Chat, argument: str) -> SavedChat | None:
 
 
 def _whole_file(argument: str) -> Path:
-    """The file that an argument is."""
+    """Return an argument as a path."""
     file, rest = _file_and_rest(argument)
     if rest:
-        raise InputError(f"{argument!r} is more than a file: put quotes around a name with spaces")
+        raise InputError(f"{argument!r} is not a file: put quotes around a name with spaces")
     return file
 
 
 def _file_and_rest(argument: str) -> tuple[Path, str]:
-    """A file, in quotes or with backslashes if its name has spaces, and the text after it."""
+    """Split an argument into a path, quoted or escaped if it has spaces, and the text after it."""
     if "\0" in argument:
-        raise InputError(f"{argument!r} cannot be the name of a file")
-    with suppress(OSError, ValueError):  # too long for a name, such as a whole question
+        raise InputError(f"{argument!r} is not a valid file name")
+    with suppress(OSError, ValueError):  # too long for a name
         if (whole := expanded(argument)).is_file():
             return whole, ""
     text = StringIO(argument)
@@ -178,5 +178,5 @@ def _file_and_rest(argument: str) -> tuple[Path, str]:
     try:
         name = lexer.get_token() or ""
     except ValueError:
-        raise InputError(f"a quote in {argument!r} is not closed") from None
+        raise InputError(f"unclosed quote in {argument!r}") from None
     return expanded(name), text.read().strip()

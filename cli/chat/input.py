@@ -1,4 +1,4 @@
-"""Where the lines of a chat come from: a person at a terminal, or a script."""
+"""Input of a chat: a user at a terminal, or a script."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from ..errors import InputError
 
 PROMPT = "> "
 MORE = "  "
-"""In front of every further line of a message."""
-GOES_ON = "\\"
-"""At the end of a line: the message goes on in the next one."""
+"""Prompt of the further lines of a message."""
+CONTINUATION = "\\"
+"""At the end of a line, if the message continues on the next one."""
 QUOTE = '"""'
 END_OF_QUOTE = re.compile(r'"""\s*\Z')
 
 
-class Dropped(Exception):  # noqa: N818  # nothing went wrong
-    """A person dropped the line that was asked for."""
+class Dropped(Exception):  # noqa: N818  # not an error
+    """The user pressed Ctrl-C instead of entering a line."""
 
 
 class Source(ABC):
-    """Where lines come from.
+    """A source of lines.
 
     Attributes:
-        interactive: whether a person is asked.
+        interactive: whether a user types them.
     """
 
     interactive: bool
 
     @abstractmethod
     def read(self, prompt: str = PROMPT, default: str = "", *, verbatim: bool = False) -> str:
-        """The next line, or several: what is typed or pasted at once, and what a `\\` joins.
+        """Return the next line, or several that were pasted at once or joined by a final `\\`.
 
         Args:
-            prompt: what a person sees in front of it.
-            default: text that a person can edit.
-            verbatim: a backslash at the end is a backslash.
+            prompt: shown in front of the line.
+            default: text for the user to edit.
+            verbatim: whether a final backslash has no special meaning.
 
         Raises:
-            EOFError: there are no more.
-            Dropped: a person pressed Ctrl-C.
-            InputError: a line that is not UTF-8.
+            EOFError: end of input.
+            Dropped: the user pressed Ctrl-C.
+            InputError: the line is not UTF-8.
         """
 
     def ask(self, question: str) -> str:
-        """The answer to a question; raises what `read` does."""
+        """Return the answer to a question; raises as `read`."""
         return self.read(question)
 
     def read_quoted(self, first: str) -> str:
-        """The text between two `\"\"\"`, the first of which begins the line `first`."""
+        """Return the text between two `\"\"\"`; the line `first` starts with the first one."""
         text = first.strip().removeprefix(QUOTE)
         while not (end := END_OF_QUOTE.search(text)):
             try:
@@ -70,10 +70,10 @@ class ScriptSource(Source):
         self._lines = enumerate(lines, start=1)
 
     def read(self, prompt: str = PROMPT, default: str = "", *, verbatim: bool = False) -> str:
-        """The next line; nobody sees `prompt` and `default`."""
+        """Return the next line; `prompt` and `default` are ignored."""
         line = self._next()
-        while line.endswith(GOES_ON) and not verbatim:
-            line = line.removesuffix(GOES_ON)
+        while line.endswith(CONTINUATION) and not verbatim:
+            line = line.removesuffix(CONTINUATION)
             with contextlib.suppress(EOFError):
                 line += "\n" + self._next()
         return line

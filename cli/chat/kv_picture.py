@@ -1,8 +1,7 @@
-"""A picture of the text that the KV cache holds, for `/kv`.
+"""A picture of the contents of the KV cache, for `/kv`.
 
-A strip shows the whole text, and below it stand the passages of which most is held, in the order of
-the text, or all heavy tokens. Every (layer, KV head) pair keeps rows of its own, so nearly every
-token is held by a few pairs.
+A strip shows the whole text. Below it are the passages with most rows, in text order, or all heavy
+tokens. Every (layer, KV head) pair keeps its own rows, so nearly every token is held by some pairs.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ STRIP_WIDTH = 80
 PASSAGES = 5
 PASSAGE_TOKENS = 24
 HITTERS = 20
-"""How many of the highest scores are marked."""
-# A line break would tear the picture, and a control character the terminal.
+"""Number of highest scores to mark."""
+# Visible replacements of line breaks and control characters.
 VISIBLE = {**dict.fromkeys([*range(32), *range(127, 160)], "\N{MIDDLE DOT}"), 10: "↵", 9: "⇥"}
 
 Indices = npt.NDArray[np.int64]
 
 
 def kv_picture(llm: Text, width: int, *, shows_all: bool) -> Iterator[str]:
-    """The notes that make up the picture.
+    """Yield the lines of the picture.
 
     Args:
-        llm: with the cache.
-        width: columns of the screen.
-        shows_all: all heavy tokens, in the place of the passages.
+        llm: the text.
+        width: number of columns of the terminal.
+        shows_all: whether to show all heavy tokens instead of passages.
     """
     kv = llm.kv
     if llm.n_tokens == 0:
@@ -67,30 +66,29 @@ def kv_picture(llm: Text, width: int, *, shows_all: bool) -> Iterator[str]:
     if heavy.size and shows_all:
         yield f"heavy: {count(heavy.size, 'token')}"
         yield _tokens(llm, kept, heavy)
-        yield f"{GAP} left out · [token] heavy hitter: one of the {HITTERS} highest scores"
+        yield f"{GAP} evicted · [token] heavy hitter: one of the {HITTERS} highest scores"
     elif heavy.size:
-        yield f"heavy: {count(heavy.size, 'token')} (/kv all shows them), most of all in"
+        yield f"heavy: {count(heavy.size, 'token')} (/kv all shows them), most rows in"
         yield from _passages(llm, kept, heavy, width)
     if newest < llm.n_tokens:
         yield f"recent: the last {count(llm.n_tokens - newest, 'token')} are held by all pairs"
-    lost = llm.n_tokens - len(kept.positions)
-    where = "in the archive, where answers look them up" if llm.model.recalls else "forgotten"
-    yield f"gone: {count(lost, 'token')}, {where}" if lost else "gone: nothing so far"
+    evicted = llm.n_tokens - len(kept.positions)
+    where = ", in the archive for recall" if llm.model.recalls else ""
+    yield f"evicted: {count(evicted, 'token')}{where}" if evicted else "evicted: nothing so far"
 
 
 def _newest(kept: KeptTokens, n_tokens: int) -> int:
-    """The position from which on every pair holds every token.
+    """Return the position from which every pair holds every token.
 
-    These are the recent tokens, and those that the next compaction will choose from for the first
-    time.
+    These are the recent tokens, and those that no compaction has considered yet.
     """
-    behind = np.arange(len(kept.positions))[::-1]
-    whole = (kept.rows == kept.pairs) & (kept.positions + behind == n_tokens - 1)
+    n_after = np.arange(len(kept.positions))[::-1]
+    whole = (kept.rows == kept.pairs) & (kept.positions + n_after == n_tokens - 1)
     return n_tokens - int(np.append(~whole[::-1], True).argmax())
 
 
 def strip(kept: KeptTokens, n_tokens: int, width: int) -> str:
-    """The whole text as one line of blocks: the higher, the more of its rows are kept."""
+    """Return the text as a line of blocks, whose height is the share of kept rows."""
     width = min(width, n_tokens)
     edges = np.arange(width + 1) * n_tokens // width
     held = np.concatenate([[0], np.cumsum(kept.shares)])
@@ -100,7 +98,7 @@ def strip(kept: KeptTokens, n_tokens: int, width: int) -> str:
 
 
 def _passages(llm: Text, kept: KeptTokens, heavy: Indices, width: int) -> Iterator[str]:
-    """The passages of which most rows are held: where they begin, that share, and their text."""
+    """Yield the passages with most kept rows: start, share of kept rows and text."""
     numbers = kept.positions[heavy] // PASSAGE_TOKENS
     held = np.bincount(numbers, kept.shares[heavy]) / PASSAGE_TOKENS
     for number in np.sort(np.argsort(-held, kind="stable")[:PASSAGES]).tolist():
@@ -113,7 +111,7 @@ def _passages(llm: Text, kept: KeptTokens, heavy: Indices, width: int) -> Iterat
 
 
 def _tokens(llm: Text, kept: KeptTokens, indices: Indices) -> str:
-    """Tokens of the text, with dots for what is between them, and brackets around hitters."""
+    """Return the texts of tokens, with dots for gaps and brackets around heavy hitters."""
     hitters = {index for index in kept.heaviest(HITTERS).tolist() if kept.scores[index] > 0}
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     line, expected = "", -1

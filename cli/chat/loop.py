@@ -1,4 +1,4 @@
-"""A chat: line after line is answered, or done if it is a command."""
+"""The loop of a chat: answer messages and run commands."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
     from pyh2o.writing.tools import Tool
 
 
-# Of one answer, against models that call without end.
-MOST_ROUNDS_OF_CALLS = 50
+# Maximum rounds of tool calls in an answer, and of equal calls.
+MAX_CALL_ROUNDS = 50
 SAME_CALLS = 3
 
 
 @dataclass
 class Chat:
-    """A conversation with a person or a script.
+    """A conversation with a user or a script.
 
     Attributes:
-        conversation: what has been said; `/load` puts another one here.
-        commands: what a line that begins with a slash may say.
-        source: where the lines come from.
-        answers: what streams them.
-        autosave: where the conversation is saved.
-        tools: that the model may call.
-        max_tokens: most tokens of an answer.
-        listed: the saved conversations that `/sessions` has shown last.
-        left: set to leave.
-        refused: whether anything could not be done.
+        conversation: the conversation; `/load` replaces it.
+        commands: the slash commands.
+        source: source of the lines.
+        answers: streams answers.
+        autosave: saves the conversation.
+        tools: tools that the model may call.
+        max_tokens: maximum number of tokens of an answer.
+        listed: the sessions that `/sessions` listed last.
+        left: whether to quit.
+        refused: whether an error occurred.
     """
 
     conversation: Conversation
@@ -59,22 +59,23 @@ class Chat:
     listed: list[SavedChat] = field(default_factory=list)
     left: bool = False
     refused: bool = False
-    _changed: bool = False  # and not saved yet
-    _trouble: str = ""  # that was said last
+    _changed: bool = False  # since the last save
+    _trouble: str = ""  # the last printed error of the archive
 
     def run(self) -> None:
         """Answer line after line until /quit or the end of the input."""
-        self._save_changes()  # by options
+        self._save_changes()  # changes by options
         while not self.left:
             try:
                 self._take(self.source.read())
             except EOFError:
                 self.left = True
             except Dropped:
-                terminal.say("/quit or Ctrl-D leaves")
+                terminal.say("/quit or Ctrl-D quits")
         if self.source.interactive and self.autosave.enabled and self.conversation.turns:
             if self.autosave.settle():
-                terminal.say(f"saved as {self.autosave.name}: pyh2o chat -c goes on", style="dim")
+                name = self.autosave.name
+                terminal.say(f"saved as {name}: pyh2o chat -c resumes it", style="dim")
             else:
                 terminal.say(self.autosave.failure, style="yellow")
 
@@ -96,34 +97,34 @@ class Chat:
             self._save_changes()
 
     def _save_changes(self) -> None:
-        """Save what a command has changed, now that it needs the conversation no more."""
+        """Save changes of a command that has ended, as saving uses the conversation."""
         if self._changed:
             self._changed = False
             self.autosave.save(self.conversation)
 
     def send(self, message: str) -> None:
-        """Have a message answered; a script ends with a message that is refused."""
+        """Answer a message; if it is rejected, a script ends."""
         if not message.strip():
             raise InputError("the message is empty: nothing was sent")
         self.answer(
             lambda: self.conversation.say(message, max_tokens=self.max_tokens),
-            "your message was taken back",
+            "your message was removed",
         )
 
     def answer(
         self, start: Callable[[], Generator[str]], otherwise: str, *, n_before: int = 0
     ) -> None:
-        """Show an answer as it comes, then what it took, and save it.
+        """Show an answer while it is generated, then its statistics, and save it.
 
         Args:
-            start: gives its text, piece by piece.
-            otherwise: what happens if there is no answer.
-            n_before: tokens that are there already of an answer that goes on.
+            start: returns a generator of the text.
+            otherwise: message if the answer is empty.
+            n_before: number of earlier tokens of an answer that is continued.
         """
-        self.autosave.begin(self.conversation)
+        self.autosave.prepare(self.conversation)
         self.conversation.noted_beside = self.autosave.path
         answer = self._stream(start, n_before)
-        for _ in range(MOST_ROUNDS_OF_CALLS):
+        for _ in range(MAX_CALL_ROUNDS):
             if not (answer.kept and self.conversation.calls) or self._repeats_calls():
                 break
             self.autosave.save(self.conversation)
@@ -136,20 +137,20 @@ class Chat:
             raise KeyboardInterrupt
 
     def _repeats_calls(self) -> bool:
-        """Whether the model makes the same calls for the third time, as small ones do for ever."""
+        """Return whether the model makes the same calls for the third time, as small models do."""
         last = self.conversation.turns[-1]
         before = [step.calls for step in last.steps[1 - SAME_CALLS :]]
         made = [[(call.name, call.arguments) for call in calls] for calls in (*before, last.calls)]
         return len(made) == SAME_CALLS and all(each == made[0] for each in made)
 
     def results(self) -> Callable[[], Generator[str]]:
-        """Run the calls that wait for results; what goes on with those."""
+        """Run the pending tool calls, and return a function that continues with their results."""
         calls = [self.tools.run(call) for call in self.conversation.calls]
         self.autosave.settle()
         return partial(self.conversation.give_results, calls, max_tokens=self.max_tokens)
 
     def _stream(self, start: Callable[[], Generator[str]], n_before: int = 0) -> Answer:
-        """Show a part of an answer; a script ends with one that fails."""
+        """Show a part of an answer; if it fails, a script ends."""
         try:
             return self.answers.stream(self.conversation, start, n_before=n_before)
         except (PyH2OError, OSError):
@@ -157,55 +158,55 @@ class Chat:
             raise
 
     def _say_end(self, answer: Answer, otherwise: str) -> None:
-        """Say why an answer ended, unless the model ended it, or what there is without one."""
+        """Print why an answer ended, unless the model ended it, or that it is empty."""
         why = why_short(answer, self.conversation.llm.kv, self.max_tokens)
         if answer.finish == FINISH_INTERRUPTED:
-            stays = "what was said so far stays, and /continue goes on"
+            stays = "the text so far is kept, and /continue continues it"
             terminal.say(f"stopped by Ctrl-C: {stays if answer.kept else otherwise}")
         elif not answer.kept:
             terminal.say(f"{why}: {otherwise}")
         elif why:
-            can_go_on = (
+            can_continue = (
                 answer.finish in (FINISH_REPETITION, FINISH_TOOL_CALLS)
                 or answer.written >= self.max_tokens
             )
             cure = (
-                "/continue goes on, /regen draws another one"
-                if can_go_on
-                else "all text is kept, but start a new chat to go on"
+                "/continue continues it, /regen samples another one"
+                if can_continue
+                else "all text is kept, but a new chat is needed to continue"
             )
             terminal.say(f"{why}; {cure}", style="yellow")
 
     def say_trouble(self) -> None:
-        """Say once, in one line, what is wrong with the archive."""
+        """Print a new error of the archive in one line."""
         trouble = self.conversation.llm.archive_trouble
         if trouble and trouble != self._trouble:
             terminal.say(f"warning: {trouble}", style="yellow")
         self._trouble = trouble
 
     def change(self, action: Callable[[], object]) -> None:
-        """Change the conversation; it is saved at the end of the command."""
-        with self.answers.undisturbed():
+        """Change the conversation, to be saved at the end of the command."""
+        with self.answers.safe_interrupts():
             action()
         self._changed = True
 
     def set_system(self, text: str | None) -> None:
-        """Go on under another system prompt, and say what that costs."""
+        """Set the system prompt, and print how many tokens are read again."""
         self.change(lambda: self.conversation.set_system(text))
         say_unread(self.conversation)
 
     def set_tools(self, tools: Sequence[Tool]) -> None:
-        """Go on with other tools, and say what that costs."""
+        """Set the tools, and print how many tokens are read again."""
         self.change(lambda: self.conversation.set_tools(tools))
         say_unread(self.conversation)
 
     def set_thinking(self, thinking: Thinking) -> None:
-        """Have other thoughts from now on, and say what that costs."""
+        """Set the reasoning settings, and print how many tokens are read again."""
         self.change(lambda: self.conversation.set_thinking(thinking))
         say_unread(self.conversation)
 
     def greet(self) -> None:
-        """Tell a person where they are."""
+        """Show model, session and cache to a user."""
         if not self.source.interactive:
             return
         self.autosave.settle()

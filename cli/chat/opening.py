@@ -1,4 +1,4 @@
-"""How a chat comes to a conversation that is saved: it is loaded, or its text is read again."""
+"""Resume saved conversations."""
 
 from __future__ import annotations
 
@@ -20,52 +20,52 @@ if TYPE_CHECKING:
 
 
 def open_conversation(chat: Chat, path: Path, *, reread: bool, cure: str) -> None:
-    """Go on with a saved conversation.
+    """Load a saved conversation into a chat.
 
-    If the chat is not saved, the file of its archive is left as it is.
+    If the chat is not saved, the archive's file is not changed.
 
     Args:
-        chat: which gets the conversation.
-        path: its file.
-        reread: whether to read its text again.
-        cure: how to say that, for an error.
+        chat: the chat.
+        path: the session file.
+        reread: whether to read the text again.
+        cure: the option for that, for the error message.
 
     Raises:
-        InputError: model or settings were others, and the text shall not be read again.
-        SessionError: there is no such file, or it is damaged.
+        InputError: model or settings differ, and `reread` is False.
+        SessionError: the file does not exist or is damaged.
     """
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    # Imported here because it loads llama.cpp, which would delay `--help`.
     from pyh2o.sessions.conversation import Conversation
 
     llm = chat.conversation.llm
     try:
-        with chat.answers.undisturbed():
+        with chat.answers.safe_interrupts():
             chat.conversation = Conversation.load(path, llm, reread=reread)
     except OtherSettingsError as error:
-        raise InputError(f"{one_line(error)}; or have its text read again{cure}") from None
+        raise InputError(f"{one_line(error)}; or read its text again{cure}") from None
     if not reread and not chat.autosave.enabled:
         _leave_archive_alone(llm)
 
 
 def say_last_exchange(chat: Chat, *, is_reread: bool) -> None:
-    """Show what a conversation that is gone on with was about."""
+    """Show size and last turn of a resumed conversation."""
     if is_reread:
         _say_reread(chat)
     else:
         say_unread(chat.conversation)
     chat.say_trouble()
     turns = chat.conversation.turns
-    said = f"{count(len(turns), 'turn')}, {count(turns[-1].end if turns else 0, 'token')}"
-    terminal.say(f"continuing a conversation of {said}", style="dim")
+    size = f"{count(len(turns), 'turn')}, {count(turns[-1].end if turns else 0, 'token')}"
+    terminal.say(f"continuing a conversation of {size}", style="dim")
     if turns and chat.source.interactive:
         last = turns[-1]
         terminal.say(f"{PROMPT}{shortened(last.user)}\n{last.answer.rstrip()}", style="dim")
 
 
 def _leave_archive_alone(llm: Text) -> None:
-    """Go on in a copy of the archive's file that has no name and ends with the program.
+    """Switch to an unnamed copy of the archive's file, which is freed when the program ends.
 
-    For a text that is not saved: nothing that is said from now on may stay on the disk.
+    For a text that is not saved: nothing new may remain on the disk.
     """
     if llm.archive is None or not llm.archive.is_of_session:
         return
@@ -74,8 +74,8 @@ def _leave_archive_alone(llm: Text) -> None:
 
 
 def _say_reread(chat: Chat) -> None:
-    """Say that the text will be read again, and where it is kept as it was."""
+    """Print that the text will be read again, and the name of the copy."""
     before = chat.autosave.keep_before()
-    kept = f"; once it is saved anew, {before.name} is the session as it was" if before else ""
+    kept = f"; the next save keeps the current session as {before.name}" if before else ""
     again = f"{count(len(chat.conversation.unread), 'token')} will be read again"
     terminal.say(f"{again} with the next message{kept}", style="dim")

@@ -1,4 +1,4 @@
-"""What a chat has from files: whom the model plays, and what it is told when that comes up."""
+"""The character and lorebooks of a chat."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Role:
-    """What was given with a chat.
+    """The role of the model in a chat.
 
     Attributes:
-        character: of the card; None without one.
-        lore: of the card and the lorebooks.
-        system: what the model is told first; None for its own.
+        character: character of the card; None without a card.
+        lore: lore of the card and the lorebooks.
+        system: system prompt; None for the template's default.
     """
 
     character: Character | None
     lore: tuple[LoreEntry, ...]
     system: str | None
 
-    def begin(self, chat: Chat) -> None:
-        """Begin a conversation so."""
+    def start(self, chat: Chat) -> None:
+        """Apply the role to a new conversation."""
         talk = chat.conversation
         talk.lore = self.lore
         if self.character is not None:
@@ -43,8 +43,8 @@ class Role:
                 terminal.show(self.character.greeting)
                 terminal.end_line()
 
-    def go_on(self, chat: Chat) -> None:
-        """Go on so with a conversation that was saved."""
+    def resume(self, chat: Chat) -> None:
+        """Apply the role to a saved conversation."""
         if self.lore:
             chat.change(lambda: setattr(chat.conversation, "lore", self.lore))
         if self.system is not None and self.system != chat.conversation.system:
@@ -54,18 +54,18 @@ class Role:
 def read_role(
     card: Path | None, lorebooks: Sequence[Path], *, user: str, system: str | None
 ) -> Role:
-    """Read the files.
+    """Read a role from files.
 
     Args:
-        card: of a character.
-        lorebooks: more of what is told when it comes up.
-        user: what the person is called.
-        system: system prompt that was given; with a card what the model is told to do.
+        card: character card.
+        lorebooks: lorebooks, in addition to that of the card.
+        user: name of the user.
+        system: given system prompt; with a card, the first part of its system prompt.
 
     Raises:
-        PyH2OError: one of them cannot be read, or is something else.
+        PyH2OError: a file cannot be read, or has another format.
     """
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    # Imported here because it loads llama.cpp, which would delay `--help`.
     from pyh2o.sessions.characters import read_character
     from pyh2o.sessions.lorebooks import read_lorebook
 

@@ -1,4 +1,4 @@
-"""The lines that a person types in a chat: with history, editing and completion."""
+"""Interactive input of a chat, with history, editing and completion."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from prompt_toolkit.shortcuts import CompleteStyle
 from pyh2o.sessions.saved import make_chats_folder
 
 from .command_table import Command
-from .input import GOES_ON, MORE, PROMPT, Dropped, Source
+from .input import CONTINUATION, MORE, PROMPT, Dropped, Source
 
 
 class TerminalSource(Source):
-    """Lines typed by a person.
+    """Lines typed by the user.
 
     Args:
-        commands: of the chat, which TAB completes.
-        history: a file for the lines typed, or None to forget them.
+        commands: commands for completion.
+        history: file for the history; None keeps it in memory.
     """
 
     interactive = True
 
     def __init__(self, commands: Mapping[str, Command], history: Path | None) -> None:
         self._verbatim = False
-        # stdout may be a file, which must hold the text only.
+        # stdout may be a file, which must contain only the answers.
         output = create_output(sys.stderr if sys.stderr.isatty() else sys.stdout)
         self._questions: PromptSession[str] = PromptSession(output=output)
         self._session: PromptSession[str] = PromptSession(
@@ -51,31 +51,31 @@ class TerminalSource(Source):
         )
 
     def read(self, prompt: str = PROMPT, default: str = "", *, verbatim: bool = False) -> str:
-        """What is typed until Enter."""
+        """Return the text typed until Enter."""
         self._verbatim = verbatim
         try:
             typed: str = self._session.prompt(prompt, default=default)
         except KeyboardInterrupt:
             raise Dropped from None
-        # What the terminal sent may be no UTF-8.
+        # The terminal may send bytes that are not UTF-8.
         return typed.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
     def ask(self, question: str) -> str:
-        """What is typed, which is not remembered."""
+        """Return the typed answer, which is not added to the history."""
         try:
             return self._questions.prompt(question)
         except KeyboardInterrupt:
             raise Dropped from None
 
     def _key_bindings(self) -> KeyBindings:
-        """Enter sends the message; Alt-Enter, or a backslash before Enter, begins a new line."""
+        """Let Enter send, and Alt-Enter or a backslash before Enter start a new line."""
         bindings = KeyBindings()
 
         @bindings.add("enter")
         def enter(event: KeyPressEvent) -> None:
             buffer = event.current_buffer
-            goes_on = buffer.text.endswith(GOES_ON) and not self._verbatim
-            if goes_on and buffer.document.is_cursor_at_the_end:
+            continues = buffer.text.endswith(CONTINUATION) and not self._verbatim
+            if continues and buffer.document.is_cursor_at_the_end:
                 buffer.delete_before_cursor()
                 buffer.insert_text("\n")
             else:
@@ -89,7 +89,7 @@ class TerminalSource(Source):
 
 
 def history_file() -> Path | None:
-    """The file of the lines typed in all chats, if there can be one."""
+    """Return the history file of all chats; None if it is not writable."""
     with contextlib.suppress(OSError):
         path = make_chats_folder() / ".history"
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -98,23 +98,23 @@ def history_file() -> Path | None:
 
 
 class LastingHistory(FileHistory):
-    """A history whose file may become unwritable without ending the chat."""
+    """A history that ignores write errors."""
 
     def store_string(self, string: str) -> None:
-        """Add a line to the file, if that is possible."""
+        """Append a line to the file, if it is writable."""
         with contextlib.suppress(OSError):
             super().store_string(string)
 
 
 class CommandCompleter(Completer):
-    """What TAB offers on a line that begins with a slash: commands, their words, and files."""
+    """Completes commands, their arguments, and files."""
 
     def __init__(self, commands: Mapping[str, Command]) -> None:
         self._commands = commands
         self._files = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
-        """What the line can go on with."""
+        """Yield the completions of a line."""
         line = document.text_before_cursor
         name, space, argument = line.partition(" ")
         command = self._commands.get(name)

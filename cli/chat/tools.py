@@ -1,4 +1,4 @@
-"""Calls of tools in a chat: a person is asked, the call is made, its result is shown shortly."""
+"""Tool calls in a chat: ask the user, run the call, and show its result."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ QUESTION = "run it? yes, no, or always for this tool> "
 
 
 class ChatTools:
-    """The tools of MCP servers, and those that may be called unasked.
+    """The tools of MCP servers, and those that run without a question.
 
     Args:
-        servers: None without them: a session may have been begun with some.
-        allowed: names of tools that are run without a question.
-        source: who is asked.
-        bars: show that a call goes on.
+        servers: the servers; None if the chat has none, although its session may have had some.
+        allowed: names of tools that run without a question.
+        source: asks the user.
+        bars: show calls in progress.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class ChatTools:
         self._bars = bars
 
     def known(self) -> list[Tool]:
-        """All tools as the model is told of them; a server without any is said.
+        """Return all tools with their names for the model, and print errors of servers.
 
         Raises:
-            InputError: one is allowed that there is not.
+            InputError: an allowed tool does not exist.
         """
         found = {}
         if self.servers is not None:
@@ -51,25 +51,25 @@ class ChatTools:
             for server in filter(lambda each: each.trouble, self.servers.servers):
                 terminal.say(f"the MCP server {server.name} {server.trouble}", style="yellow")
         if unknown := sorted(self.allowed - found.keys()):
-            there = ", ".join(found) or "none (--mcp)"
-            raise InputError(f"there is no tool {unknown[0]} to allow: there are {there}")
+            available = ", ".join(found) or "none (--mcp)"
+            raise InputError(f"--allow-tool: unknown tool {unknown[0]}: available are {available}")
         return [replace(tool, name=name) for name, (_, tool) in found.items()]
 
     def run(self, call: Call) -> Call:
-        """The call with its result; one that is not wanted, or ended by Ctrl-C, has that as one."""
+        """Return the call with its result, which may be that the user refused or canceled it."""
         terminal.say(f"calls {call.name} {call.arguments}", style="cyan")
         if why := self._why_not(call):
             done = replace(call, result=why, failed=True)
         else:
-            done = self._made(call)
-        said = done.result or ""
-        size = f" ({count(len(said), 'character')})" if said != shortened(said) else ""
+            done = self._call(call)
+        result = done.result or ""
+        size = f" ({count(len(result), 'character')})" if result != shortened(result) else ""
         failed = "failed: " if done.failed else ""
-        terminal.say(f"-> {failed}{shortened(said)}{size}", style="yellow" if failed else "dim")
+        terminal.say(f"-> {failed}{shortened(result)}{size}", style="yellow" if failed else "dim")
         return done
 
     def _why_not(self, call: Call) -> str:
-        """Why a call is not made, for the model; "" if it is."""
+        """Return why a call is not run, for the model; "" if it is."""
         if self.servers is None:
             return "no tools are connected (pyh2o chat --mcp FILE)"
         if call.name in self.allowed:
@@ -86,12 +86,12 @@ class ChatTools:
             self.allowed.add(call.name)
         return "the user refused this call" if answer == "n" else ""
 
-    def _made(self, call: Call) -> Call:
+    def _call(self, call: Call) -> Call:
         assert self.servers is not None
         self._bars.show(call.name)
         try:
             return self.servers.run(call)
         except KeyboardInterrupt:
-            return replace(call, result="the user ended this call", failed=True)
+            return replace(call, result="the user canceled this call", failed=True)
         finally:
             self._bars.clear()

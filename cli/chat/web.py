@@ -1,4 +1,4 @@
-"""`pyh2o chat --web`: the page of a server that only this machine reaches, in a browser."""
+"""`pyh2o chat --web`: a chat in the browser, from a server that only this machine can reach."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 PORT = 8000
-# One that is answered, and one that is looked at meanwhile.
+# Number of slots: one to answer in, and one to look at another session meanwhile.
 TEXTS = 2
 
-# What only a chat in the terminal has, by the option's name.
+# Names of options that only a chat in the terminal has.
 _IN_TERMINAL = {
     *("system", "max_tokens", *vars(Sampling())),
     *("card", "user", "lorebook"),
@@ -41,28 +41,28 @@ _IN_TERMINAL = {
 
 
 def refuse_what_the_page_lacks(context: typer.Context, given: Set[str]) -> None:
-    """Refuse the options, by their names, that only a chat in the terminal has."""
+    """Raise an InputError for given options that only a chat in the terminal has."""
     for option in context.command.params:
         if option.name in given & _IN_TERMINAL:
             typed = max(option.opts, key=len)
             raise InputError(
-                f"{typed} is for chats without --web: the page saves, and has Settings"
+                f"{typed} cannot be used with --web: use the page's Settings, or omit --web"
             )
 
 
 def chat_on_page(
     options: RunOptions, given: Set[str], opened: SavedChat | None, limits: Limits, store_mib: int
 ) -> None:
-    """Serve the page to this machine until Ctrl-C, and open it.
+    """Serve the page to this machine until Ctrl-C, and open it in a browser.
 
     Args:
-        options: the options as they are, with defaults.
-        given: names of those that the user typed.
-        opened: the chat to go on with; None for a new one.
-        limits: of its answers.
+        options: options with defaults.
+        given: names of the typed options.
+        opened: the session to resume; None for a new one.
+        limits: limits of answers.
         store_mib: maximum MiB of snapshots.
     """
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    # Imported here because it loads llama.cpp, which would delay `--help`.
     from pyh2o.server import EmbeddingModel
     from pyh2o.sessions.listing import read_saved_text
 
@@ -72,8 +72,7 @@ def chat_on_page(
     if opened is not None:
         if not opened.path.exists():
             raise InputError(
-                f"there is no session {opened.name} to open: leave --session out, and begin it "
-                "there"
+                f"unknown session {opened.name}: omit --session, and start a new one on the page"
             )
         saved, route = read_saved_text(opened), f"#/s/{quote(opened.name, safe='')}"
         if saved.header is None:
@@ -84,18 +83,18 @@ def chat_on_page(
     def check(model: AnyModel) -> None:
         if isinstance(model, EmbeddingModel):
             raise UnsupportedModelError(
-                f"{model.name} makes embeddings and writes no text: give another model (--model)"
+                f"{model.name} is an embedding model: give a model that generates text (--model)"
             )
         if header is not None:
             header.check_made_with(model.engine.model)
 
-    api_key = os.environ.get("PYH2O_API_KEY") or None  # as `serve` has it
+    api_key = os.environ.get("PYH2O_API_KEY") or None  # as in `serve`
     run_server(
         Serving(with_limit(options), TEXTS, store_mib, limits, api_key),
         [options.model],
         _listen(),
         check=check,
-        # beside the server: some browsers only return when they are left
+        # in a thread, as some browsers return only when they are closed
         on_listening=lambda page: Thread(target=_open, args=[page + route], daemon=True).start(),
     )
 
@@ -113,8 +112,8 @@ def _open(address: str) -> None:
     opened = False
     with suppress(webbrowser.Error):
         browser = webbrowser.get()
-        # Some draw in this terminal and run no scripts: only if that is the user's choice.
-        draws_here = type(browser) is webbrowser.GenericBrowser and not os.environ.get("BROWSER")
-        opened = not draws_here and browser.open(address)
+        # Text browsers run no scripts: use one only if the user has chosen it.
+        is_text = type(browser) is webbrowser.GenericBrowser and not os.environ.get("BROWSER")
+        opened = not is_text and browser.open(address)
     if not opened:
-        terminal.say(f"no browser could be opened here: the page is {address}")
+        terminal.say(f"cannot open a browser: the page is {address}")

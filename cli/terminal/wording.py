@@ -1,4 +1,4 @@
-"""Format numbers and texts for people."""
+"""Format numbers and texts for users."""
 
 from __future__ import annotations
 

@@ -316,7 +316,7 @@ def _answer(asked: OneSession, body: AnswerBody) -> Response:
         if not isinstance(talk, Conversation):
             raise RefusedError(400, f"{asked.name} is a story: POST .../passages continues it")
         if body.message is None and not talk.turns:
-            raise RefusedError(400, "nothing has been said yet: say something (message)")
+            raise RefusedError(400, "there is no message yet: send one (message)")
         begin: Callable[..., Any] = talk.regenerate if body.regenerate else talk.go_on
         said = body.edit if body.message is None else body.message
         if said is not None:

@@ -109,7 +109,7 @@ class Sessions:
             return {**about, "text": saved.text, "passages": list(saved.passages)}
         turns = [{**asdict(turn), "attempts": [turn.attempt]} for turn in saved.turns]
         if turns and isinstance(saved.header, SavedConversation):
-            turns[-1]["attempts"] = saved.header.said.attempts
+            turns[-1]["attempts"] = saved.header.dialogue.attempts
         return {**about, "turns_list": turns}
 
     def source(self, name: str) -> ModelSource:
@@ -219,7 +219,7 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 @lru_cache(MAX_KNOWN)
 def _read(chat: SavedChat, _path: Path, _stamp: tuple[int, int, int], noted: bool) -> SavedText:
-    return read_saved_text(chat, noted=noted)
+    return read_saved_text(chat, in_progress=noted)
 
 
 def _taken_name(name: str) -> RefusedError:

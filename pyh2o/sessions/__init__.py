@@ -1,1 +1,1 @@
-"""Texts that outlive a process: conversations, stories, and the files they are kept in."""
+"""Conversations and stories, and their session files."""

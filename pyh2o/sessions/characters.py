@@ -1,4 +1,4 @@
-"""Character cards, as SillyTavern and others write them: JSON, or a picture that has it inside."""
+"""Character cards of SillyTavern and others: JSON files, or PNG pictures that contain the JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import PyH2OError
 from .lorebooks import LoreEntry, entries_of, with_names
 
 PNG = b"\x89PNG\r\n\x1a\n"
-# Texts of a picture that are cards, the newer form first.
+# Keywords of PNG text chunks with cards, the newer format first.
 CARD_TEXTS = (b"ccv3", b"chara")
 DEFAULT_USER = "User"
 INSTRUCTION = "You are {{char}}, in a chat with {{user}}. Write what {{char}} says and does next."
@@ -23,14 +23,13 @@ INSTRUCTION = "You are {{char}}, in a chat with {{user}}. Write what {{char}} sa
 
 @dataclass(frozen=True)
 class Character:
-    """Whom the model plays.
+    """A character that the model plays.
 
     Attributes:
-        name: of the character.
-        system: what the model is told first.
-        greeting: how the character begins the chat; "" for a person who does.
-        note: what the model is told again and again.
-        lore: what is told when it comes up.
+        system: the system prompt.
+        greeting: the character's first message; "" if the user starts.
+        note: author's note, which is inserted repeatedly.
+        lore: entries that are inserted when a key matches.
     """
 
     name: str
@@ -41,9 +40,9 @@ class Character:
 
     @property
     def opening(self) -> tuple[tuple[str, str], ...]:
-        """The message and the answer that the chat begins with, for `Conversation.take_over`.
+        """The first message and answer, for `Conversation.take_over`.
 
-        Templates want a message first.
+        Chat templates require that a message comes first.
         """
         return ((f"[{self.name} begins the chat.]", self.greeting),) if self.greeting else ()
 
@@ -51,7 +50,7 @@ class Character:
 def read_character(
     path: Path, *, user: str = DEFAULT_USER, instruction: str | None = None
 ) -> Character:
-    """Read a card from a file; otherwise as `character_of`."""
+    """Read a character from a card's file; see `character_of`."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -66,32 +65,32 @@ def character_of(
     user: str = DEFAULT_USER,
     instruction: str | None = None,
 ) -> Character:
-    """Whom a card is about: one of version 1, 2 or 3.
+    """Return the character of a card of version 1, 2 or 3.
 
     Args:
-        card: what its JSON says.
-        source: where it is from, for errors.
-        user: what the person is called.
-        instruction: what the model is told to do, before the card; None for the usual.
+        card: the decoded JSON.
+        source: file name for error messages.
+        user: name of the user.
+        instruction: first part of the system prompt; None for the default.
 
     Raises:
-        PyH2OError: it is no card.
+        PyH2OError: the card has no name.
     """
     newer = card.get("data")
     data: dict[str, Any] = newer if isinstance(newer, dict) else card
     if not isinstance(data.get("name"), str) or not data["name"].strip():
-        raise PyH2OError(f"{source} is no character card: it has no name")
+        raise PyH2OError(f"{source} is not a character card: it has no name")
     name = data["name"].strip()
 
     def text(field: str, within: Mapping[str, Any] = data) -> str:
         found = within.get(field)
         return with_names(found, name, user).strip() if isinstance(found, str) else ""
 
-    said = with_names(instruction or INSTRUCTION, name, user)
-    own = re.sub(r"(?i)\{\{original\}\}", lambda _: said, text("system_prompt"))
+    default = with_names(instruction or INSTRUCTION, name, user)
+    own = re.sub(r"(?i)\{\{original\}\}", lambda _: default, text("system_prompt"))
     examples = re.sub(r"(?i)\s*<START>\s*", "\n\n", text("mes_example")).strip()
     parts = [
-        own or said,
+        own or default,
         text("description"),
         _titled(f"{name}'s personality", text("personality")),
         _titled("Scenario", text("scenario")),
@@ -119,27 +118,27 @@ def _titled(title: str, text: str) -> str:
 
 
 def card_in(data: bytes, source: str) -> dict[str, Any]:
-    """The JSON of a card, which may be in a PNG.
+    """Return the decoded JSON of a card's file, which may be a PNG.
 
     Raises:
-        PyH2OError: there is none.
+        PyH2OError: the file contains no card.
     """
     try:
         card = json.loads((_text_in(data) if data.startswith(PNG) else data).decode("utf-8-sig"))
-    except (ValueError, struct.error) as error:  # that of base64, too
+    except (ValueError, struct.error) as error:  # includes base64 errors
         raise PyH2OError(
-            f"{source} is no character card, a PNG or JSON: {' '.join(str(error).split())}"
+            f"{source} is not a character card (PNG or JSON): {' '.join(str(error).split())}"
         ) from None
     if not isinstance(card, dict):
-        raise PyH2OError(f"{source} is no character card: it is no JSON object")
+        raise PyH2OError(f"{source} is not a character card: it is not a JSON object")
     return card
 
 
 def _text_in(picture: bytes) -> bytes:
-    """The JSON in a PNG: the texts in it are in chunks of a length, a type, data and a checksum.
+    """Return the JSON from the text chunks of a PNG; a chunk has length, type, data and checksum.
 
     Raises:
-        ValueError, struct.error: there is none, or the picture is cut.
+        ValueError, struct.error: no chunk contains a card, or the picture is truncated.
     """
     found: dict[bytes, bytes] = {}
     at = len(PNG)
@@ -152,4 +151,4 @@ def _text_in(picture: bytes) -> bytes:
     for name in CARD_TEXTS:
         if name in found:
             return base64.b64decode(found[name], validate=True)
-    raise ValueError("the picture has no card inside")
+    raise ValueError("the picture does not contain a card")

@@ -1,10 +1,8 @@
-"""A conversation that lives in a model's cache: each turn feeds only what is new.
+"""A conversation in a model's cache: each turn evaluates only its new tokens.
 
-The text in the cache is the record of the conversation. It consists of the tokens that were
-generated, exactly, and of what the chat template writes around them (chat_template.py). The work
-for a turn does not depend on how long the conversation is, unless rows are needed that have been
-evicted: then they come back from a snapshot of the cache. What no snapshot has is read
-again.
+The text consists of exactly the generated tokens and of what the chat template writes around them
+(chat_template.py). The cost of a turn does not depend on the length of the conversation, except
+when it needs evicted rows: they are restored from a snapshot of the cache, or else read again.
 """
 
 from __future__ import annotations
@@ -32,55 +30,54 @@ from ..writing.thinking import USUAL, Thinking
 from ..writing.tools import Call, Tool
 from ..writing.writer import Writer
 from .headers import SavedConversation, open_conversation
-from .layout import Places, merged
-from .lorebooks import LoreEntry, told_with
+from .layout import RowShares, merged
+from .lorebooks import LoreEntry, note_for_message
 from .talk import Talk, other_text
 from .turns import Answer, Dialogue, Step, Turn, answer_seed
-from .unfinished import Notes
+from .unfinished import Recorder
 
 
 class Conversation(Talk):
-    """A conversation with a model, to which it belongs until another one is begun or loaded.
+    """A conversation with a model, which it owns until another one is started or loaded.
 
-    The thoughts of an answer leave the cache when the next message is said: what they led to stays
-    (see `Text.drop_spans`). Those of the last answer are there for it to be continued or replaced.
+    The reasoning of an answer is dropped from the cache when the next message is sent (see
+    `Text.drop_spans`). That of the last answer stays, so that the answer can be continued.
 
-    What the template puts before the first message, the system prompt, is pinned: it is never
-    evicted. If no system prompt is given it is pinned where it fits. The places of heavy rows go to
-    the best scores of the whole text, or on request to each turn in proportion to its length (fair
-    eviction of "The Pitfalls of KV Cache Compression", arXiv 2510.00231).
+    The tokens before the first message, such as the system prompt, are pinned; without a given
+    system prompt, only if they fit. Heavy rows are those with the best scores of the whole text, or
+    with `fair_turns` of each turn in proportion to its length (fair eviction of "The Pitfalls of KV
+    Cache Compression", arXiv 2510.00231).
 
-    An answer that does nothing but repeat itself ends (see repetition.py); `go_on` lets it.
+    An answer that only repeats itself ends (see repetition.py); `go_on` continues it.
 
-    The generators of text compute as they are asked for the next piece. One that is closed early,
-    or in which Ctrl-C is raised, keeps what was said so far as the answer. If the model says
-    nothing at all, or an error comes up, everything stays as it was before: a message is taken
-    back, an answer that was to be replaced is still there.
+    The generators compute each piece when it is requested. If one is closed early, or interrupted
+    by Ctrl-C, the text so far is the answer. If the answer is empty or an error occurs, nothing
+    changes: the message is removed, or the answer to be replaced stays.
 
-    All methods that change it raise PyH2OError if the model has another text by now.
+    All methods that change the conversation raise PyH2OError if the model has another text by now.
 
     Args:
-        llm: the model. What is in its cache is dropped.
-        system: system prompt; None for the template's own, if it has one.
-        tools: that answers may call; see `give_results`.
-        thinking: whether the model thinks before it answers, and for how long.
-        sampling: how answers are drawn; None for the defaults. Each answer has its own seed, which
-            follows from the one given here, the number of the turn and that of the attempt.
-        pin_system: False lets the system prompt be evicted like any other text.
-        fair_turns: True gives each turn its share of the heavy rows.
+        llm: the model; its cache is emptied.
+        system: system prompt; None for the template's default.
+        tools: tools that answers may call; see `give_results`.
+        thinking: whether the model reasons before it answers, and for how many tokens.
+        sampling: sampling settings; None for the defaults. The seed of each answer is derived from
+            this seed and the numbers of the turn and the attempt.
+        pin_system: False allows eviction of the system prompt.
+        fair_turns: whether each turn gets its share of the heavy rows.
 
     Raises:
-        SettingsError: system prompt and tools do not fit the budget, or the template has no place
-            for them, or no such thoughts.
+        SettingsError: system prompt and tools do not fit the budget, or the template does not
+            support them or the reasoning settings.
         UnsupportedModelError: the chat template cannot be applied turn by turn.
 
     Attributes:
-        llm: the text of the model that it is in.
-        sampling: how answers are drawn; may be set between two answers.
-        noted_beside: the file that it is saved as, beside which answers are noted while they are
-            drawn (see `unfinished`); None notes nothing.
-        lore: what the model is told with a message in which it comes up (see `lorebooks`).
-        note: what it is told again and again; "" for nothing.
+        llm: the text of the model.
+        sampling: sampling settings; may be set between two answers.
+        noted_beside: the session file; while an answer is generated, it is recorded next to that
+            file (see `unfinished`). None for no records.
+        lore: entries that are inserted before a message when a key matches (see `lorebooks`).
+        note: author's note, which is inserted every few messages; "" for none.
     """
 
     def __init__(
@@ -96,14 +93,14 @@ class Conversation(Talk):
     ) -> None:
         llm = text_of(llm)
         template = ChatTemplate(llm.model, system, tools, thinking)
-        self._latest: weakref.ref[Generator[str]] | None = None  # the answer begun last
-        super().__init__(llm, template, Places(pin_system, fair_turns))
+        self._latest: weakref.ref[Generator[str]] | None = None  # the answer started last
+        super().__init__(llm, template, RowShares(pin_system, fair_turns))
         self.sampling = sampling or Sampling()
         self.lore: tuple[LoreEntry, ...] = ()
         self.note = ""
-        self._files: dict[str, bytes] = {}  # of pictures, by their hashes
+        self._files: dict[str, bytes] = {}  # pictures by their hashes
         self.noted_beside: Path | None = None
-        self._n_empty = 0  # answers in a row that had no text; the next one gets another seed
+        self._n_empty = 0  # consecutive empty answers; the next one gets another seed
 
     # ---------------------------------------------------------------------------------------------
     # Answers
@@ -113,130 +110,129 @@ class Conversation(Talk):
         """Answer a message.
 
         Args:
-            message: what the person says.
-            max_tokens: most tokens of the answer; None for as many as the model likes.
+            message: the user's message.
+            max_tokens: maximum number of tokens of the answer; None for no limit.
 
         Yields:
             Pieces of the answer, of whole characters and without stop strings.
 
         Raises:
-            ContextLimitError: there are no positions for the message and an answer.
-            PyH2OError: the template refuses the message.
+            ContextLimitError: no positions are left for the message and an answer.
+            PyH2OError: the template rejects the message.
         """
-        return self._answering(
+        return self._answer(
             lambda: self._reply(message, self.turns, len(self._text.tokens), max_tokens)
         )
 
     def regenerate(self, *, max_tokens: int | None = None) -> Generator[str]:
-        """Draw another answer to the last message, with another seed; otherwise as `say`.
+        """Sample another answer to the last message with another seed; see `say`.
 
-        The one before, and at most 19 before that, are kept until something else is said: `choose`
-        brings them back.
+        The last 20 replaced answers are kept until the next message: `choose` restores them.
         """
-        return self._answering(lambda: self._regenerate(max_tokens))
+        return self._answer(lambda: self._regenerate(max_tokens))
 
     def edit(self, message: str, *, max_tokens: int | None = None) -> Generator[str]:
-        """Replace the last message and its answer; otherwise as `say`."""
-        return self._answering(
-            lambda: self._reply(message, self.turns[:-1], self._said.last.start, max_tokens)
+        """Replace the last message and its answer; see `say`."""
+        return self._answer(
+            lambda: self._reply(message, self.turns[:-1], self._dialogue.last.start, max_tokens)
         )
 
     def give_results(
         self, calls: Sequence[Call], *, max_tokens: int | None = None
     ) -> Generator[str]:
-        """Go on with an answer that called tools, behind their results; otherwise as `say`.
+        """Continue an answer that called tools after their results; see `say`.
 
-        The results are a part of the answer, and stay also if the model says nothing to them.
+        The results are a part of the answer, and stay if the model adds nothing.
 
         Args:
-            calls: `calls` with their results.
-            max_tokens: most tokens of what comes.
+            calls: the calls of `calls`, with results.
+            max_tokens: maximum number of new tokens.
 
         Raises:
-            PyH2OError: the last answer does not wait for these.
+            PyH2OError: the last answer made other calls.
         """
-        return self._answering(lambda: self._give_results(tuple(calls), max_tokens))
+        return self._answer(lambda: self._give_results(tuple(calls), max_tokens))
 
     def go_on(self, *, max_tokens: int | None = None) -> Generator[str]:
-        """Go on with the last answer, which was stopped or cut by its limit, as if it had not been.
+        """Continue the last answer, which was stopped or reached its limit; see `say`.
 
-        The pieces are what is new of it; otherwise as `say`.
+        Yields only new text.
 
         Raises:
             PyH2OError: the model has ended its answer.
         """
-        return self._answering(lambda: self._go_on(max_tokens))
+        return self._answer(lambda: self._go_on(max_tokens))
 
-    def _answering(self, begin: Callable[[], Generator[str]]) -> Generator[str]:
-        """End the answer before, and begin another one when its first piece is asked for."""
+    def _answer(self, start: Callable[[], Generator[str]]) -> Generator[str]:
+        """End the previous answer, and start another one when its first piece is requested."""
 
         def answer() -> Generator[str]:
             self._check_text()
-            yield from begin()
+            yield from start()
 
         self._end_answer()
         generator = answer()
-        # Not held: a generator that its reader drops ends at once, and keeps what was said.
+        # A weak reference: a generator that its caller drops ends at once, with the text so far.
         self._latest = weakref.ref(generator)
         return generator
 
     def _end_answer(self) -> None:
-        """End the answer that was begun last, which its reader may have left."""
+        """Close the last answer's generator, which its caller may have left."""
         generator = self._latest and self._latest()
         if generator:
             if inspect.getgeneratorstate(generator) == inspect.GEN_RUNNING:
                 raise PyH2OError(
-                    "an answer is being written: wait for its end, or close its generator"
+                    "an answer is being generated: wait for its end, or close its generator"
                 )
             generator.close()
 
     def _go_on(self, max_tokens: int | None) -> Generator[str]:
-        last = self._said.last
+        last = self._dialogue.last
         if last.finish == FINISH_STOP:
-            raise PyH2OError("the model has ended its answer: say something, or regenerate it")
+            raise PyH2OError("the model has ended its answer: send a message, or regenerate it")
         if last.finish == FINISH_TOOL_CALLS:
-            raise PyH2OError("the model has called tools: give their results, or say something")
+            raise PyH2OError("the model has called tools: pass their results, or send a message")
         start = last.end - 1
         tokens = self._text.tokens[start:]
-        said = replace(self._said, turns=self.turns[:-1])
-        yield from self._write(last, start, tokens, said, max_tokens)
+        dialogue = replace(self._dialogue, turns=self.turns[:-1])
+        yield from self._write(last, start, tokens, dialogue, max_tokens)
 
     def _give_results(self, calls: tuple[Call, ...], max_tokens: int | None) -> Generator[str]:
         waiting = [replace(call, result=None, failed=False) for call in calls]
         if not calls or waiting != [*self.calls]:
-            raise PyH2OError("the last answer has made other calls: give the results of those")
-        last, tokens = self._said.last, self._template.results(calls)
+            raise PyH2OError("the last answer made other calls: pass the results of those")
+        last, tokens = self._dialogue.last, self._template.results(calls)
         n_tokens = last.end - last.part_starts[-1] + len(tokens)
         step = Step(last.answer, calls, n_tokens, last.thoughts)
         turn = replace(last, answer="", end=0, steps=(*last.steps, step), calls=())
-        said = replace(self._said, turns=self.turns[:-1])
-        yield from self._write(turn, last.end, tokens, said, max_tokens)
+        dialogue = replace(self._dialogue, turns=self.turns[:-1])
+        yield from self._write(turn, last.end, tokens, dialogue, max_tokens)
 
     def _regenerate(self, max_tokens: int | None) -> Generator[str]:
-        last = self._said.last
-        start = last.answer_start - 1  # there are logits behind the newest token only
+        last = self._dialogue.last
+        start = last.answer_start - 1  # only the last token has logits
         tokens = self._text.tokens[start : last.answer_start]
-        attempt = self._said.attempts[-1] + 1 + self._n_empty
+        attempt = self._dialogue.attempts[-1] + 1 + self._n_empty
         turn = replace(last, end=0, attempt=attempt, steps=(), calls=())
-        said = self._said.open_again(self._text.tokens)
-        yield from self._write(turn, start, tokens, said, max_tokens)
+        dialogue = self._dialogue.open_again(self._text.tokens)
+        yield from self._write(turn, start, tokens, dialogue, max_tokens)
 
     def _reply(
         self, message: str, turns: tuple[Turn, ...], start: int, max_tokens: int | None
     ) -> Generator[str]:
-        """Answer a message that comes behind these turns and the first `start` tokens."""
+        """Answer a message after these turns and the first `start` tokens."""
         if self.llm.model.projector is not None:
             self._files |= self.llm.model.projector.files_in(message)
             if not set(keys_in(message)) <= self._files.keys():
-                raise PictureError("a picture of the message is not here any more: add it again")
-        told = told_with(message, turns, self.lore, self.note)
+                raise PictureError("a picture of the message is missing: add it again")
+        told = note_for_message(message, turns, self.lore, self.note)
         turn = Turn(message, "", "", start, 0, 0, self._n_empty, told)
         if turns:
-            self._text.forget(self._thoughts(turns[-1:], self._text.tokens))
-            said = self._text.tokens[turns[-1].answer_start : turns[-1].end]
-            tokens = self._template.next_turn(turn.message, said)
+            self._text.forget(self._reasoning_spans(turns[-1:], self._text.tokens))
+            answer = self._text.tokens[turns[-1].answer_start : turns[-1].end]
+            tokens = self._template.next_turn(turn.message, answer)
         else:
-            # It may make one token with the opening's end, and a template may write the date.
+            # It may merge with the opening's last token, and a template may write the date.
             whole = self._template.first_turn(turn.message)
             start = n_common(whole[:-1], self._text.tokens[:start])
             tokens = whole[start:]
@@ -244,59 +240,59 @@ class Conversation(Talk):
         yield from self._write(turn, start, tokens, Dialogue(turns), max_tokens)
 
     def _write(
-        self, turn: Turn, start: int, tokens: list[int], said: Dialogue, max_tokens: int | None
+        self, turn: Turn, start: int, tokens: list[int], dialogue: Dialogue, max_tokens: int | None
     ) -> Generator[str]:
-        """Put tokens and the answer of a turn behind the first `start` tokens of the text.
+        """Replace the text after the first `start` tokens by new tokens and the answer of a turn.
 
-        The turn has an end if its answer goes on. `said` is what stays beside it.
+        The turn has an end if its answer is continued. `dialogue` has the other turns.
         """
         if max_tokens is not None and max_tokens < 1:
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
         check_room(self.llm, start + len(tokens))
         text = self._text
-        before, dropped = self._said, text.tokens[start:]
-        pins, forgotten = text.pins, text.forgotten
-        begun = text.tokens[turn.part_starts[-1] : turn.end]
-        lead = text.tokens[turn.start : turn.part_starts[-1]] if begun else tokens
-        answer = Answer(self.llm, self._template, text.tokens, turn, lead, begun, max_tokens)
+        before, dropped = self._dialogue, text.tokens[start:]
+        pins, spans = text.pins, text.forgotten
+        started = text.tokens[turn.part_starts[-1] : turn.end]
+        lead = text.tokens[turn.start : turn.part_starts[-1]] if started else tokens
+        answer = Answer(self.llm, self._template, text.tokens, turn, lead, started, max_tokens)
         rest: list[str] = []
         shown = {key: self._files[key] for key in keys_in(turn.user) if key in self._files}
-        notes = Notes(self.noted_beside, text.tokens, shown)
+        recorder = Recorder(self.noted_beside, text.tokens, shown)
         try:
-            self._said = said
+            self._dialogue = dialogue
             text.truncate(start, may_return=True)
             text.tokens += tokens
             text.pin_first(pins, start + n_common(tokens, dropped))
             self._pin_told(turn)
-            notes.note(answer, text.tokens, start, said)
-            for piece in self._draw(answer, max_tokens):
+            recorder.record(answer, text.tokens, start, dialogue)
+            for piece in self._sample(answer, max_tokens):
                 yield piece
-                notes.note(answer, text.tokens, start, said)
+                recorder.record(answer, text.tokens, start, dialogue)
         except (GeneratorExit, KeyboardInterrupt):
             answer.finish = FINISH_INTERRUPTED
-            notes.note(answer, text.tokens, start, said, at_once=True)
+            recorder.record(answer, text.tokens, start, dialogue, at_once=True)
             raise
         finally:
-            if not answer.has_begun or text.is_there():
+            if not answer.has_started or text.is_there():
                 rest = answer.end()
                 if not self._keep(answer):
-                    self._said = before
-                    text.restore(start, dropped, pins, forgotten)
+                    self._dialogue = before
+                    text.restore(start, dropped, pins, spans)
         yield from rest
 
     def _pin_told(self, turn: Turn) -> None:
-        """Pin a message that the model is told something with; half of the heavy rows stay free."""
+        """Pin a message with lore or a note, if half of the heavy rows stay free."""
         budget = self.llm.model.budget
         if turn.told and budget is not None:
             pins = merged([*self.pins, (turn.start, turn.answer_start)])
             if sum(end - start for start, end in pins) <= budget.heavy // 2:
                 self._text.pin(pins)
 
-    def _draw(self, answer: Answer, max_tokens: int | None) -> Generator[str]:
-        """Evaluate the unread tokens and draw the answer."""
+    def _sample(self, answer: Answer, max_tokens: int | None) -> Generator[str]:
+        """Evaluate the unread tokens and sample the answer."""
         llm, text = self.llm, self._text
         if self._places.fair_turns:
-            # what comes before the first turn is a part of its own
+            # the tokens before the first turn are a separate part
             starts = [*(turn.start for turn in self.turns), answer.turn.part_starts[-1]]
             with llm.lock:
                 llm.cache.share_fairly([start for start in starts if start > 0])
@@ -312,20 +308,20 @@ class Conversation(Talk):
         answer.finish = answer.generation.finish or finish_without_room(llm.evicting)
 
     def _keep(self, answer: Answer) -> bool:
-        """Make a turn of an answer, unless it has no tokens, or an error came up.
+        """Add an answer as a turn; return False if it has no tokens or failed.
 
-        What results of tools are followed by may have none.
+        After results of tools it may have no tokens.
         """
         text = self._text
         if not answer.kept and not (answer.turn.steps and answer.finish):
             self._n_empty += answer.finish == FINISH_STOP
             return False
         end = answer.turn.part_starts[-1] + answer.kept
-        # A stop string's tokens go; what the template ends an answer with will come instead.
+        # The template's end of an answer replaces the tokens of a stop string.
         if end < self.llm.n_tokens and not text.has_rows(end):
             end = len(text.tokens)
         text.truncate(end)
-        self._said = replace(self._said, turns=(*self.turns, answer.made_turn(end)))
+        self._dialogue = replace(self._dialogue, turns=(*self.turns, answer.made_turn(end)))
         self._n_empty = 0
         return True
 
@@ -334,16 +330,16 @@ class Conversation(Talk):
     # ---------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, *, portable: bool = False) -> None:
-        """Write everything to a file, from which `load` goes on bit for bit.
+        """Save the conversation to a file, from which `load` continues bit for bit.
 
-        With sliding windows that is to rounding: llama.cpp puts their rows into other cells.
-
-        With recall there are two files: the rows that left the cache lie in PATH.archive, which
-        the conversation goes on with.
+        With sliding windows it continues up to rounding, as llama.cpp uses other cells for their
+        rows. With recall, a second file, PATH.archive, has the evicted rows; the conversation then
+        appends to it.
 
         Args:
-            path: the file.
-            portable: have all in this one file, and go on with the archive where it is.
+            path: the session file.
+            portable: whether to copy the archive into the session file, and keep using its
+                current file.
 
         Raises:
             SessionError: the file cannot be written; an old one is unchanged.
@@ -356,9 +352,9 @@ class Conversation(Talk):
             tools=self.tools,
             thinking=self.thinking,
             places=self._places,
-            turns=self._said.turns,
+            turns=self._dialogue.turns,
             empty=self._n_empty,
-            kept=self._said.kept,
+            kept=self._dialogue.kept,
             lore=self.lore,
             note=self.note,
         )
@@ -376,25 +372,23 @@ class Conversation(Talk):
         *,
         reread: bool = False,
     ) -> Conversation:
-        """Go on with a conversation that was saved.
+        """Load a saved conversation.
 
-        A state of the cache that does not fit is left: the text is read again with the next
-        message. Other rows may be kept of it than were. `conversation.llm.archive_trouble` says
-        what the archive of recall has lost.
+        If the state of the cache does not match, the text is read again with the next message, and
+        other rows may be kept. `conversation.llm.archive_trouble` reports losses of the archive.
 
         Args:
-            path: the file, which stays as it is.
-            llm: the model, loaded with the settings it had then. What is in its cache is dropped,
-                unless the file is refused.
-            reread: read all of the text again with the next message, which builds the archive
-                anew, under any model and any settings. The same model reads the tokens that it
-                wrote; another one reads the messages and answers as texts, and has neither pins
-                nor the answers that were replaced, as those are tokens.
+            path: the session file, which is not changed.
+            llm: the model, loaded with the same settings. Its cache is emptied, unless the file is
+                rejected.
+            reread: read the whole text again with the next message, with any model and settings,
+                which also rebuilds the archive. The same model reads the saved tokens; another one
+                tokenizes messages and answers, and loses pins and replaced answers.
 
         Raises:
-            SessionError: no such file, or it is damaged, of another format, or without `reread` of
-                another model, other settings or another template.
-            SettingsError: with `reread`: there is no room for what is pinned.
+            SessionError: the file does not exist, is damaged or of another format, or, without
+                `reread`, of another model, other settings or another template.
+            SettingsError: with `reread`: the pinned tokens do not fit the budget.
         """
         llm = text_of(llm)
         session, saved, layout = open_conversation(path, llm, reread=reread)
@@ -408,7 +402,7 @@ class Conversation(Talk):
             fair_turns=saved.places.fair_turns,
         )
         conversation.lore, conversation.note = saved.lore, saved.note
-        conversation._said = Dialogue(saved.turns, saved.kept)
+        conversation._dialogue = Dialogue(saved.turns, saved.kept)
         conversation._files = dict(session.pictures)
         if layout is not None:
             conversation._begin(layout)

@@ -1,4 +1,4 @@
-"""What the headers of session files say, and whether a session goes with a model."""
+"""Headers of session files, and checks whether a session matches a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..writing.finish import FINISH_STOP, FINISH_UNTIL
 from ..writing.sampling import Sampling
 from ..writing.thinking import USUAL, Thinking
 from ..writing.tools import Tool
-from .layout import Layout, Places, lay_out
+from .layout import Layout, RowShares, lay_out
 from .lorebooks import LoreEntry
 from .records import Count, Scalar, in_one_line, record_of
 from .session_file import Session, damage_found, read_session
@@ -31,9 +31,9 @@ from .turns import ANSWER_FINISHES, Dialogue, KeptAnswer, Turn
 
 CONVERSATION, STORY = "conversation", "story"
 FINISHES = (*ANSWER_FINISHES, FINISH_UNTIL)
-# The settings of a cache by their names (see `settings_identity`).
+# Cache settings by name (see `settings_identity`).
 Settings = dict[str, Scalar | dict[str, Scalar]]
-# What the command line calls settings.
+# Settings and their command-line options.
 _OPTIONS = {
     "ctx": "--ctx",
     **{saved: f"--{name.replace('_', '-')}" for name, saved in saved_names().items()},
@@ -44,13 +44,13 @@ _OPTIONS = {
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What tells a model from others.
+    """The identity of a model's file.
 
     Attributes:
         file: name of the file.
-        bytes: its size.
+        bytes: size of the file.
         sha256: hash of its header, in hexadecimal digits.
-        path: where to look for it first; the same model elsewhere is as good.
+        path: last known path; the same model may be elsewhere.
     """
 
     file: str
@@ -59,20 +59,20 @@ class ModelIdentity:
     path: str = ""
 
     def is_same(self, other: ModelIdentity) -> bool:
-        """Whether it is the same model, wherever its file lies."""
+        """Return whether it is the same model, at any path."""
         return (self.sha256, self.bytes) == (other.sha256, other.bytes)
 
 
 def model_identity(model: Model) -> ModelIdentity:
-    """What tells a model from others."""
+    """Return the identity of a model."""
     file = model.file
     return ModelIdentity(**file.record(), path=str(file.path))
 
 
 def settings_identity(model: Model) -> dict[str, Any]:
-    """The settings that a state of the cache depends on, and how the text goes on after it.
+    """Return the settings on which a state of the cache depends.
 
-    Threads, batch sizes and devices may differ: they change the rounding of a result, no more.
+    Threads, batch sizes and devices are not among them, as they only change rounding.
     """
     params = model.context_params
     lora = (
@@ -96,15 +96,15 @@ def settings_identity(model: Model) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionHeader:
-    """What conversations and stories have in common.
+    """The fields that headers of conversations and stories share.
 
     Attributes:
-        model, settings: what the state of the cache depends on.
-        sampling: how tokens are drawn.
-        cached: tokens that the state of the cache covers.
-        pins: spans that are never evicted, beside the first tokens.
-        forgotten: spans that the text does without.
-        archive: which file beside the session is its archive's; None if it has none.
+        model, settings: the model and settings of the state of the cache.
+        sampling: sampling settings.
+        cached: number of tokens in the state of the cache.
+        pins: pinned spans other than the first tokens.
+        forgotten: spans dropped from the cache.
+        archive: id of the archive's file next to the session; None if it has none.
     """
 
     kind: ClassVar[str]
@@ -118,16 +118,16 @@ class SessionHeader:
     archive: str | None = None
 
     def check_made_with(self, model: Model) -> None:
-        """Refuse a session that was made with another model or other settings.
+        """Check that the session was made with this model and its settings.
 
         Raises:
-            OtherSettingsError: naming the first thing that differs.
+            OtherSettingsError: the first difference.
         """
         mine = model_identity(model)
         if not self.model.is_same(mine):
             raise OtherSettingsError(
-                f"this session was made with the model {in_one_line(self.model.file)}, which is "
-                f"another than {mine.file}: give that one (--model), or start a new session"
+                f"this session was made with the model {in_one_line(self.model.file)}, not with "
+                f"{mine.file}: give that one (--model), or start a new session"
             )
         theirs, now = self.settings, settings_identity(model)
         for name in {**now, **theirs}:
@@ -138,24 +138,24 @@ class SessionHeader:
                 )
 
     def check(self, tokens: Sequence[int]) -> None:
-        """Refuse what makes no sense for the tokens of the text.
+        """Check the header against the tokens of the text.
 
         Raises:
-            ValueError: something does not.
+            ValueError: they do not match.
         """
         _check_spans("pins", self.pins, tokens)
-        _check_spans("forgotten spans", self.forgotten, tokens)
+        _check_spans("dropped spans", self.forgotten, tokens)
         if self.cached > len(tokens):
-            raise ValueError(f"it has {len(tokens)} tokens, of which {self.cached} are cached")
+            raise ValueError(f"{self.cached} of its {len(tokens)} tokens are cached")
 
 
 def _check_spans(name: str, spans: Sequence[Span], tokens: Sequence[int]) -> None:
     if any(len(span) != 2 or span[0] >= span[1] for span in spans) or any(
         before[1] > after[0] for before, after in pairwise(spans)
     ):
-        raise ValueError(f"its {name} are no spans")
+        raise ValueError(f"its {name} are not spans")
     if spans and spans[-1][1] > len(tokens):
-        raise ValueError(f"its {name} are not in its text")
+        raise ValueError(f"its {name} are outside its text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,16 +165,16 @@ class SavedConversation(SessionHeader):
     Attributes:
         template: fingerprint of the chat template.
         system, tools, thinking, places, turns, lore, note: as in the conversation.
-        known: not used; files that were written before have it.
-        empty: answers in a row that had no text.
-        kept: answers to the last message that were replaced, in the order of that.
+        known: unused; older files have it.
+        empty: number of consecutive empty answers.
+        kept: replaced answers to the last message, in the order of replacement.
     """
 
     kind = CONVERSATION
 
     template: str
     system: str | None
-    places: Places
+    places: RowShares
     turns: tuple[Turn, ...]
     empty: Count
     kept: tuple[KeptAnswer, ...]
@@ -185,24 +185,24 @@ class SavedConversation(SessionHeader):
     thinking: Thinking = USUAL
 
     @property
-    def said(self) -> Dialogue:
-        """What was said."""
+    def dialogue(self) -> Dialogue:
+        """Messages and answers."""
         return Dialogue(self.turns, self.kept)
 
     def check(self, tokens: Sequence[int]) -> None:
         if not all(turn.start < turn.answer_start <= turn.end for turn in self.turns):
-            raise ValueError("a turn has no message, or ends before its answer")
-        if not all(turn.part_starts[-1] <= turn.end for turn in self.said.answers + self.turns):
+            raise ValueError("a turn has no message tokens, or ends before its answer")
+        if not all(turn.part_starts[-1] <= turn.end for turn in self.dialogue.answers + self.turns):
             raise ValueError("the steps of an answer are longer than it")
         if any(after.start != turn.end for turn, after in pairwise(self.turns)):
-            raise ValueError("its turns are not one behind the other")
+            raise ValueError("its turns are not contiguous")
         if self.turns and self.turns[-1].end != len(tokens):
-            raise ValueError("its turns are not its text")
-        attempts = set(self.said.attempts) if self.turns else set[int]()
+            raise ValueError("its turns do not end where its text ends")
+        attempts = set(self.dialogue.attempts) if self.turns else set[int]()
         if self.kept and len(attempts) != len(self.kept) + 1:
-            raise ValueError("it keeps two answers of one attempt, or to no message")
+            raise ValueError("two kept answers have the same attempt, or there is no message")
         if not all(each.tokens for each in self.kept):
-            raise ValueError("an answer it keeps has no tokens")
+            raise ValueError("a kept answer has no tokens")
         super().check(tokens)
 
 
@@ -211,16 +211,14 @@ class SavedStory(SessionHeader):
     """The header of a story.
 
     Attributes:
-        prompt_tokens: how many of the tokens are the prompt's.
-        opening: text that comes before that of the story's tokens.
-        text_bytes: given out so far.
-        held: what TextPieces holds back, in hexadecimal digits.
+        prompt_tokens: number of tokens of the prompt.
+        opening: text before that of the generated tokens.
+        text_bytes: number of bytes returned so far.
+        held: bytes that TextPieces holds back, in hexadecimal digits.
         unsearched: see TextPieces.
-        finish, until, seconds: as in the story.
+        finish, until, seconds, notes, memory, told, lore, note, thinking: as in the story.
         ended: whether the model ended its text after the last token.
-        loop_guard, ignore_eos: as the story was begun.
-        notes: of whoever wrote the story.
-        memory, told, lore, note, thinking: as in the story.
+        loop_guard, ignore_eos: arguments of the story.
     """
 
     kind = STORY
@@ -254,7 +252,7 @@ class SavedStory(SessionHeader):
             text.encode()
 
     def hidden(self, model: Model, tokens: Sequence[int]) -> list[Span]:
-        """Where its tokens are no part of its text."""
+        """Return the spans of tokens that are not part of its text."""
         return hidden_spans(
             model,
             tokens,
@@ -265,15 +263,15 @@ class SavedStory(SessionHeader):
         )
 
     def check_text(self, written: bytes) -> None:
-        """Compare the header with the bytes of the story's own tokens.
+        """Check the header against the bytes of the generated tokens.
 
         Raises:
-            ValueError: they do not belong together.
+            ValueError: they do not match.
         """
         whole, held = self.opening.encode() + written, bytes.fromhex(self.held)
         given = whole[: len(whole) - len(held)].decode(errors="ignore")
         if not whole.endswith(held) or len(given.encode()) != self.text_bytes:
-            raise ValueError(f"its text_bytes is {self.text_bytes}, which its text has not")
+            raise ValueError(f"its text_bytes is {self.text_bytes}, which does not match its text")
         if self.unsearched > len(held):
             raise ValueError(f"its unsearched is {self.unsearched}")
         held[: self.unsearched].decode()
@@ -283,10 +281,10 @@ Header = TypeVar("Header", bound=SessionHeader)
 
 
 def read_header(path: str | Path, kind: type[Header]) -> Header:
-    """Read the header of a session file, which is quick.
+    """Read only the header of a session file.
 
     Raises:
-        SessionError: there is no such file, it is damaged, or of another kind.
+        SessionError: the file does not exist, is damaged, or of another kind.
     """
     header = read_session(path, kind.kind, state=False).header
     with damage_found(path):
@@ -296,20 +294,20 @@ def read_header(path: str | Path, kind: type[Header]) -> Header:
 def open_session(
     path: str | Path, kind: type[Header], model: Model, *, reread: bool
 ) -> tuple[Session, Header, bool]:
-    """Read a session file to go on with it in a model.
+    """Read a session file to continue it with a model.
 
     Args:
-        path: the file.
-        kind: of session.
-        model: it.
-        reread: whether model and settings may be others than those of the file.
+        path: the session file.
+        kind: the expected kind.
+        model: the model.
+        reread: whether model and settings may differ from those of the file.
 
     Returns:
-        The session, what its header says, and whether it was made with this model.
+        The session, its header, and whether it was made with this model.
 
     Raises:
-        SessionError: no such file, or it is damaged, of another model, other settings or another
-            format.
+        SessionError: the file does not exist, is damaged, or of another model, other settings or
+            another format.
     """
     session = read_session(path, kind.kind)
     with damage_found(path):
@@ -327,26 +325,26 @@ def open_session(
 def _check_vocabulary(model: Model, tokens: Sequence[int]) -> None:
     n_vocab = model.n_vocab
     if any(not (0 <= token < n_vocab or is_of_picture(token)) for token in tokens):
-        raise ValueError("it has tokens the model does not know")
+        raise ValueError("it has tokens that the model does not have")
 
 
 def open_conversation(
     path: str | Path, llm: Text, *, reread: bool
 ) -> tuple[Session, SavedConversation, Layout | None]:
-    """Read a conversation's session file to go on with it in a model, whose cache stays as it is.
+    """Read a session file of a conversation to continue it; the cache is not changed.
 
     Args:
-        path: the file.
+        path: the session file.
         llm: the model.
-        reread: whether the text is read again, under any model and settings.
+        reread: whether the text is read again, with any model and settings.
 
     Returns:
-        The session, what its header says, without what the model cannot know, and the tokens of a
-        text that is read again.
+        The session, its header without fields that the model does not support, and the layout of
+        a text that is read again.
 
     Raises:
-        SessionError: as for `open_session`, or it is of another chat template.
-        SettingsError: there is no room for what is pinned.
+        SessionError: as in `open_session`, or it was made with another chat template.
+        SettingsError: the pinned tokens do not fit the budget.
     """
     session, saved, is_same = open_session(path, SavedConversation, llm.model, reread=reread)
     for picture in session.pictures.values():
@@ -357,7 +355,7 @@ def open_conversation(
             )
         llm.model.projector.remember(picture)
     if not is_same:
-        saved = replace(saved, thinking=USUAL)  # another model may have no thoughts
+        saved = replace(saved, thinking=USUAL)  # another model may not support reasoning
     template = ChatTemplate(llm.model, saved.system, saved.tools, saved.thinking)
     if not reread and template.fingerprint != saved.template:
         raise with_format_advice(
@@ -379,7 +377,7 @@ def open_conversation(
 
 
 def _shown(name: str, settings: Mapping[str, Any]) -> str:
-    """Return a setting as the user gives it, in a phrase."""
+    """Return a setting as a phrase with its command-line option."""
     if name == "evict":
         return "with eviction" if settings.get(name) else "with --no-evict"
     option = _OPTIONS.get(name) or in_one_line(name)

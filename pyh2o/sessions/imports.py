@@ -1,4 +1,4 @@
-"""Chats of other programs: what SillyTavern and ChatGPT export, as messages and answers."""
+"""Import chats that SillyTavern and ChatGPT have exported."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from ..errors import SessionError
 
-# What SillyTavern itself writes before a greeting that answers nothing.
+# SillyTavern's own message before a greeting.
 OPENING = "[Start a new chat]"
 PICTURE = "[picture]"
-Said = tuple[bool, str]
+Message = tuple[bool, str]
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class ImportedChat:
     """A chat of another program.
 
     Attributes:
-        title: what it was called there.
-        turns: messages and answers.
-        unanswered: the last message, if it has no answer.
+        title: title in that program.
+        turns: pairs of a message and its answer.
+        unanswered: the last message if it has no answer, or "".
     """
 
     title: str
@@ -31,10 +31,10 @@ class ImportedChat:
 
 
 def read_chats(text: str) -> list[ImportedChat]:
-    """The chats of a file: one that SillyTavern saved (.jsonl), or all of a conversations.json.
+    """Return the chats of a file of SillyTavern (.jsonl) or of ChatGPT (conversations.json).
 
     Raises:
-        SessionError: it has none.
+        SessionError: the file contains no chat.
     """
     try:
         records = _records(text)
@@ -44,9 +44,8 @@ def read_chats(text: str) -> list[ImportedChat]:
     chats = [chat for chat in found if chat.turns]
     if not chats:
         raise SessionError(
-            "no chats were found in this file: give a chat of SillyTavern (.jsonl), "
-            "conversations.json of a ChatGPT export (unpack its ZIP file first), or a JSON file "
-            "that was exported here"
+            "no chats found in this file: give a SillyTavern chat (.jsonl), conversations.json of "
+            "a ChatGPT export (unpack its ZIP file first), or a JSON file exported by pyh2o"
         )
     return chats
 
@@ -64,17 +63,17 @@ def _has(records: list[Any], field: str) -> bool:
     return any(isinstance(record, dict) and field in record for record in records)
 
 
-def _chat(title: Any, said: Iterable[Said]) -> ImportedChat:
-    """A chat of what was said, of which each part says whether it is the user's."""
-    parts: list[Said] = []
-    for is_user, text in said:
+def _chat(title: Any, messages: Iterable[Message]) -> ImportedChat:
+    """Return a chat of (is_user, text) messages."""
+    parts: list[Message] = []
+    for is_user, text in messages:
         if parts and parts[-1][0] == is_user:
             parts[-1] = (is_user, f"{parts[-1][1]}\n\n{text}")
         else:
             parts.append((is_user, text))
     if parts and not parts[0][0]:
         parts.insert(0, (True, OPENING))
-    # halves of characters, which JSON can have and no text
+    # replace unpaired surrogates, which JSON may contain
     texts = [text.encode(errors="replace").decode() for _, text in parts]
     unanswered = texts.pop() if len(texts) % 2 else ""
     turns = tuple(zip(texts[::2], texts[1::2], strict=True))
@@ -88,19 +87,19 @@ def _chat(title: Any, said: Iterable[Said]) -> ImportedChat:
 
 
 def _of_sillytavern(records: list[Any]) -> ImportedChat:
-    messages = [record for record in records if "mes" in record]
-    said = [
+    found = [record for record in records if "mes" in record]
+    messages = [
         (bool(message["is_user"]), str(message["mes"]))
-        for message in messages
-        # such as remarks of the program, which no model gets to see
+        for message in found
+        # remarks of the program, for example, are not shown to models
         if not message.get("is_system") and str(message["mes"]).strip()
     ]
-    names = (message.get("name") for message in messages if not message["is_user"])
-    return _chat(records[0].get("character_name") or next(names, ""), said)
+    names = (message.get("name") for message in found if not message["is_user"])
+    return _chat(records[0].get("character_name") or next(names, ""), messages)
 
 
 # -------------------------------------------------------------------------------------------------
-# OpenAI: trees of messages, of which the path to the current one was on the screen last
+# OpenAI: trees of messages; the path to the current one is imported
 # -------------------------------------------------------------------------------------------------
 
 
@@ -109,8 +108,8 @@ def _of_openai(records: list[Any]) -> list[ImportedChat]:
     return [_chat(tree.get("title"), list(_path(tree))[::-1]) for tree in trees]
 
 
-def _path(tree: dict[str, Any]) -> Iterator[Said]:
-    """What was said, from the last message up."""
+def _path(tree: dict[str, Any]) -> Iterator[Message]:
+    """Yield the messages from the current one up to the root."""
     nodes = dict(tree["mapping"])
     at = tree.get("current_node") or next(reversed(nodes), None)
     while node := nodes.pop(at, None):
@@ -121,7 +120,7 @@ def _path(tree: dict[str, Any]) -> Iterator[Said]:
 
 
 def _text_of(message: dict[str, Any]) -> str:
-    """What people saw of a message: not tools, thoughts, instructions."""
+    """Return the visible text of a message: "" for tools, reasoning and instructions."""
     content = message.get("content") or {}
     is_shown = (
         message["author"]["role"] in ("user", "assistant")

@@ -1,4 +1,4 @@
-"""Stories that koboldcpp has saved."""
+"""Import stories saved by koboldcpp."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class KoboldStory:
-    """What is in a save of koboldcpp's.
+    """The contents of a koboldcpp save file.
 
     Attributes:
-        text: of the story.
-        memory: what the model is told before it.
-        left_out: what else is told there, by the names that koboldcpp has for it.
+        memory: text that comes before the story in the prompt.
+        left_out: features of the save that are not imported, as koboldcpp calls them.
     """
 
     text: str
@@ -23,7 +22,7 @@ class KoboldStory:
 
 
 def kobold_story(text: str) -> KoboldStory | None:
-    """The story in the text of a save; None if that is none."""
+    """Return the story of a save file's text; None if it is not a save file."""
     try:
         save: Any = json.loads(text)
     except ValueError:

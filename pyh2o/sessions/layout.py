@@ -1,4 +1,4 @@
-"""A conversation as tokens: what a template writes around what was said, and what is pinned."""
+"""The token layout of a conversation: turns in a chat template, and pinned spans."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ..writing.cached_text import Span
 from ..writing.chat_template import ChatTemplate
 from .turns import Turn
 
-# Spans as a session's header has them.
+# Spans as in a session's header.
 Pins = tuple[Span, ...]
 
 
 @dataclass(frozen=True)
-class Places:
-    """Who gets the places in the cache that are not those of recent rows (see Conversation).
+class RowShares:
+    """How rows that are not recent are divided (see Conversation).
 
     Attributes:
-        pin_system: whether the system prompt is never evicted.
+        pin_system: whether the system prompt is pinned.
         fair_turns: whether each turn gets its share of the heavy rows.
     """
 
@@ -29,10 +29,10 @@ class Places:
     fair_turns: bool
 
     def n_pinned(self, llm: Text, template: ChatTemplate) -> int:
-        """How many tokens to pin: the template's opening, unless that is not wanted.
+        """Return the number of first tokens to pin: those before the first message, if they fit.
 
         Raises:
-            SettingsError: there is no room for a system prompt or tools that were given.
+            SettingsError: a given system prompt, or the tools, do not fit the budget.
         """
         budget, n_opening = llm.model.budget, len(template.opening)
         if budget is None:
@@ -53,13 +53,12 @@ class Places:
 
 @dataclass(frozen=True)
 class Layout:
-    """The tokens of what was said.
+    """The tokens of a conversation.
 
     Attributes:
-        tokens: of the text.
-        turns: with their positions in it.
-        n_pinned: first tokens that are pinned.
-        pins: spans that are pinned beside them.
+        turns: the turns, with their positions in `tokens`.
+        n_pinned: number of first tokens that are pinned.
+        pins: other pinned spans.
     """
 
     tokens: list[int]
@@ -71,23 +70,23 @@ class Layout:
 def lay_out(
     llm: Text,
     template: ChatTemplate,
-    places: Places,
+    places: RowShares,
     turns: Sequence[Turn],
     text: Sequence[int] = (),
     pins: Pins = (),
 ) -> Layout:
-    """Put what was said into a template.
+    """Render turns with a template.
 
     Args:
-        llm, template, places: of the conversation.
-        turns: what was said.
-        text: its tokens so far, with the positions of the turns; without them the answers become
-            tokens as texts.
-        pins: in that text.
+        llm, template, places: as in the conversation.
+        turns: messages and answers.
+        text: the current tokens, to which the positions of the turns refer; without them, answers
+            are tokenized.
+        pins: pinned spans of `text`.
 
     Raises:
-        SettingsError: there is no room for what is pinned.
-        PyH2OError: the template refuses a message.
+        SettingsError: the pinned tokens do not fit the budget.
+        PyH2OError: the template rejects a message.
     """
     n_pinned = places.n_pinned(llm, template)
     tokens, placed = list(template.opening), list[Turn]()
@@ -96,7 +95,7 @@ def lay_out(
             start = len(tokens)
             tokens += template.next_turn(turn.message, tokens[placed[-1].answer_start :])
         else:
-            # The first message may make one token with the opening's end.
+            # The first message may merge with the end of the opening into one token.
             tokens = list(template.first_turn(turn.message))
             start = n_common(tokens[:-1], template.opening)
         own = text[turn.answer_start : turn.end]
@@ -111,7 +110,7 @@ def lay_out(
 
 
 def _as_texts(turn: Turn, template: ChatTemplate, tokens: list[int]) -> Turn:
-    """Add the tokens of an answer that is there as texts; return the turn with their numbers."""
+    """Append the tokens of an answer that is known as text; return the turn with their number."""
     steps = []
     for step in turn.steps:
         new = template.step(step.text, step.calls, tokens[-1])
@@ -123,11 +122,11 @@ def _as_texts(turn: Turn, template: ChatTemplate, tokens: list[int]) -> Turn:
 
 
 def _moved(spans: Iterable[Span], before: Sequence[Turn], after: Sequence[Turn]) -> Pins:
-    """Spans of a conversation that has other tokens around messages and answers now."""
+    """Return the spans at their positions in the new turns."""
     found: list[Span] = []
     for a, b in spans:
         for old, new in zip(before, after, strict=True):
-            # message and answer keep their distance, whatever the template writes before them
+            # the distance between message and answer is the same in all templates
             by = new.answer_start - old.answer_start
             start, end = max(a, old.start) + by, min(b, old.end) + by
             found.append((max(start, new.start), min(end, new.end)))
@@ -135,7 +134,7 @@ def _moved(spans: Iterable[Span], before: Sequence[Turn], after: Sequence[Turn])
 
 
 def merged(spans: Iterable[Span]) -> Pins:
-    """Spans in the order of the text, those that touch as one."""
+    """Sort spans, and merge adjacent ones."""
     found: list[Span] = []
     for start, end in sorted(spans):
         if found and start <= found[-1][1]:
@@ -146,16 +145,16 @@ def merged(spans: Iterable[Span]) -> Pins:
 
 
 def without(spans: Iterable[Span], start: int, end: int) -> Pins:
-    """What is left of spans without those tokens."""
+    """Remove tokens from `start` to `end` from spans."""
     parts = [part for a, b in spans for part in ((a, min(b, start)), (max(a, end), b))]
     return tuple((a, b) for a, b in parts if a < b)
 
 
 def check_pins(llm: Text, n_pinned: int, spans: Iterable[Span]) -> None:
-    """Refuse spans beside the first `n_pinned` tokens for which there are too few rows.
+    """Check that the first `n_pinned` tokens and the pinned spans fit the budget.
 
     Raises:
-        SettingsError: there are.
+        SettingsError: they do not.
     """
     budget = llm.model.budget
     n_tokens = n_pinned + sum(max(0, end - max(start, n_pinned)) for start, end in spans)

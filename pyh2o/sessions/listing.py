@@ -1,4 +1,4 @@
-"""What saved sessions say of themselves, without a model: for lists, searches and exports."""
+"""Read saved sessions without a model, for lists, searches and exports."""
 
 from __future__ import annotations
 
@@ -16,25 +16,23 @@ from .saved import SavedChat
 from .session_file import Session, damage_found, read_session
 from .turns import Turn
 
-# Characters of the first words, and of results in an export.
+# Maximum characters of the first words, and of tool results in an export.
 FIRST_WORDS = 80
-LONGEST_RESULT = 200
+MAX_RESULT = 200
 
 
 @dataclass(frozen=True)
 class SavedText:
-    """A session as its file has it.
+    """The contents of a session file.
 
     Attributes:
-        name: of the session.
-        changed: when, in seconds since 1970.
-        n_bytes: of its file and its archive.
-        n_tokens: of its text.
-        header: of its file; None if that is damaged.
-        turns: of a conversation.
-        text: of a story.
-        passages: where each begins that was written of a story, in characters.
-        trouble: why it cannot be read; "" if it can.
+        changed: time of the last change, in seconds since 1970.
+        n_bytes: size of the file and its archive.
+        header: header of the file; None if the file is damaged.
+        turns: turns of a conversation.
+        text: text of a story.
+        passages: starts of the generated passages of a story, in characters.
+        trouble: why the file cannot be read; "" if it can.
     """
 
     name: str
@@ -54,7 +52,7 @@ class SavedText:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """How its text is drawn."""
+        """The sampling settings."""
         return {} if self.header is None else asdict(self.header.sampling)
 
     @property
@@ -64,39 +62,39 @@ class SavedText:
 
     @property
     def first(self) -> str:
-        """Its first words."""
+        """The first words of the text, in one line."""
         text = self.turns[0].user if self.turns else self.text
         text = _for_people(text[: 4 * FIRST_WORDS])
         return textwrap.shorten(text, FIRST_WORDS, placeholder="...")
 
     def has(self, words: str) -> bool:
-        """Whether all of these words are in its name or its text."""
-        said = [text for turn in self.turns for text in (turn.user, turn.answer)]
-        whole = "\n".join([self.name, self.text, *said]).casefold()
+        """Return whether the name and the text contain all of these words."""
+        messages = [text for turn in self.turns for text in (turn.user, turn.answer)]
+        whole = "\n".join([self.name, self.text, *messages]).casefold()
         return all(word in whole for word in words.casefold().split())
 
 
-def read_saved_text(chat: SavedChat, *, noted: bool = True) -> SavedText:
-    """Read what a session's file says, `noted` as for `read_session`; one damaged says why.
+def read_saved_text(chat: SavedChat, *, in_progress: bool = True) -> SavedText:
+    """Read a session's file; `in_progress` as for `read_session`. Damage is reported in `trouble`.
 
     Raises:
-        OSError: there is no such file.
+        OSError: the file does not exist.
     """
     text = SavedText(chat.name, chat.path.stat().st_mtime, chat.n_bytes)
     try:
-        session = read_session(chat.path, state=False, noted=noted)
+        session = read_session(chat.path, state=False, in_progress=in_progress)
         with damage_found(chat.path):
-            return replace(text, n_tokens=len(session.tokens), **_said(session))
+            return replace(text, n_tokens=len(session.tokens), **_contents(session))
     except SessionError as error:
         return replace(text, trouble=" ".join(str(error).split()))
 
 
-def _said(session: Session) -> dict[str, Any]:
+def _contents(session: Session) -> dict[str, Any]:
     if session.kind == CONVERSATION:
         talk = record_of(SavedConversation, session.header)
         return {"header": talk, "turns": talk.turns}
     if session.kind != STORY:
-        raise ValueError(f"it is no session but a {session.kind}")
+        raise ValueError(f"unknown kind of session: {session.kind}")
     story = record_of(SavedStory, session.header)
     return {
         "header": story,
@@ -106,7 +104,7 @@ def _said(session: Session) -> dict[str, Any]:
 
 
 def text_of(saved: SavedText, form: str) -> str:
-    """A session as a text: "text", "markdown" or, with all that another model needs, "json"."""
+    """Export a session as "text", "markdown" or "json", which can be imported with any model."""
     if form == "json":
         about: dict[str, Any] = {
             "format": "pyh2o export",
@@ -115,8 +113,8 @@ def text_of(saved: SavedText, form: str) -> str:
             "kind": saved.kind,
             "sampling": saved.sampling,
         }
-        said = {name: getattr(saved.header, name, "") for name in ("memory", "note")}
-        about |= {name: text for name, text in said.items() if text}
+        texts = {name: getattr(saved.header, name, "") for name in ("memory", "note")}
+        about |= {name: text for name, text in texts.items() if text}
         if saved.kind == STORY:
             about["text"] = saved.text
         else:
@@ -143,15 +141,15 @@ def text_of(saved: SavedText, form: str) -> str:
 
 
 def _for_people(message: str) -> str:
-    """A message without the long marks of its pictures."""
+    """Return a message with short marks of its pictures."""
     return re.sub("<picture:[0-9a-f]{64}>", "[picture]", message)
 
 
 def _called(turn: Turn) -> Iterator[str]:
-    """What an answer said before, its calls of tools and their results, in short."""
+    """Yield the texts of an answer's steps, and their tool calls with shortened results."""
     for step in turn.steps:
         if step.text.strip():
             yield step.text.strip()
         for call in step.calls:
-            result = textwrap.shorten(call.result or "", LONGEST_RESULT, placeholder="...")
+            result = textwrap.shorten(call.result or "", MAX_RESULT, placeholder="...")
             yield f"({call.name} {call.arguments}: {result})"

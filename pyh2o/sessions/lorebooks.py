@@ -1,8 +1,8 @@
-"""Lorebooks and notes: what the model is told with a message, when it comes up or is due.
+"""Lorebooks and author's notes: texts inserted when a key matches, or every few messages.
 
-It stands in the text before the message, or where a passage of a story begins, so nothing of the
-text is read again for it. Files are
-those of SillyTavern (world info), of character cards, and of koboldcpp.
+They are inserted before a message, or near the start of a story's passage, so that little or
+nothing is read again for them. File formats are SillyTavern's (world info), those of character
+cards, and koboldcpp's.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from typing import Any
 from ..errors import PyH2OError
 from .turns import Turn
 
-# A note is told again behind so many turns; in so many of the newest ones keys are looked for.
+# Turns between two insertions of a note, and number of last turns in which keys are searched.
 NOTE_TURNS, KEY_TURNS = 4, 1
-# In so many of the newest ones of a story.
+# Number of last characters of a story in which keys are searched.
 KEY_CHARACTERS = 2000
-# What SillyTavern calls the ways of second keys: any of them is said, not all, none, all.
+# SillyTavern's logic of second keys: which of them have to match.
 ANY, NOT_ALL, NONE, ALL = range(4)
 
 
 @dataclass(frozen=True)
 class LoreEntry:
-    """What is told when one of its keys is said.
+    """A text that is inserted when one of its keys matches.
 
     Attributes:
-        keys: words, or patterns between slashes.
-        content: what is told.
-        second: other keys, if there are any.
-        logic: how many of these have to be said, too (see ANY).
-        constant: whether it is told in any case.
-        order: of entries that come up at once the one with the highest is told last.
-        match_case: whether upper and lower case differ.
-        whole_words: whether a key has to be a word of its own.
+        keys: words, or regular expressions between slashes.
+        content: the text.
+        second: second keys; empty for no further condition.
+        logic: which second keys have to match, too (see ANY).
+        constant: whether it is always inserted.
+        order: sort key; the matching entry with the highest is inserted last.
+        match_case: whether keys are case-sensitive.
+        whole_words: whether keys match whole words only.
 
     Raises:
-        ValueError: a pattern is none.
+        ValueError: invalid regular expression.
     """
 
     keys: tuple[str, ...]
@@ -58,17 +58,17 @@ class LoreEntry:
             for key in (*self.keys, *self.second):
                 self._is_in(key, "")
         except re.error as error:
-            raise ValueError(f"a key is no regular expression ({error})") from None
+            raise ValueError(f"a key is not a valid regular expression ({error})") from None
 
     def comes_up(self, text: str) -> bool:
-        """Whether it is to be told with this text."""
+        """Return whether it matches a text."""
         found = [self._is_in(key, text) for key in self.second]
         of_second = {ANY: any(found), NOT_ALL: not all(found), NONE: not any(found)}
-        is_said = any(self._is_in(key, text) for key in self.keys)
-        return self.constant or (is_said and (not found or of_second.get(self.logic, all(found))))
+        matches = any(self._is_in(key, text) for key in self.keys)
+        return self.constant or (matches and (not found or of_second.get(self.logic, all(found))))
 
     def named(self, character: str, user: str) -> LoreEntry:
-        """The entry with these names in the place of macros."""
+        """Return the entry with macros replaced by names."""
         keys, second = (
             tuple(with_names(key, character, user) for key in keys)
             for keys in (self.keys, self.second)
@@ -81,12 +81,12 @@ class LoreEntry:
         return bool(pattern.search(text))
 
 
-def told_with(
+def note_for_message(
     message: str, turns: Sequence[Turn], lore: Sequence[LoreEntry], note: str = ""
 ) -> str:
-    """What the model is told before a message that follows these turns; "" for nothing.
+    """Return the lore and note to insert before a message after these turns; "" for nothing.
 
-    An entry comes in once: then it is in the text. The note comes again and again.
+    An entry is inserted once, the note repeatedly.
     """
     newest = [text for turn in turns[-KEY_TURNS:] for text in (turn.user, turn.answer)]
     text = "\n".join([*newest, message])
@@ -94,30 +94,26 @@ def told_with(
     new = [
         entry.content
         for entry in sorted(lore, key=lambda entry: entry.order)
-        if not any(_noted(entry.content) in told for told in before) and entry.comes_up(text)
+        if not any(_bracketed(entry.content) in told for told in before) and entry.comes_up(text)
     ]
-    is_due = note and not any(_noted(note) in told for told in before[-NOTE_TURNS:])
-    return "\n\n".join(_noted(each) for each in [*new, *([note] if is_due else [])])
+    is_due = note and not any(_bracketed(note) in told for told in before[-NOTE_TURNS:])
+    return "\n\n".join(_bracketed(each) for each in [*new, *([note] if is_due else [])])
 
 
-def told_in_story(text: str, lore: Sequence[LoreEntry], note: str = "") -> str:
-    """What the model is told where the next passage of a story begins; "" for nothing.
-
-    That are the entries that come up in the newest characters of its text, and the note.
-    """
+def note_for_passage(text: str, lore: Sequence[LoreEntry], note: str = "") -> str:
+    """Return the lore and note to insert before the next passage of a story; "" for nothing."""
     newest = text[-KEY_CHARACTERS:]
     found = [e.content for e in sorted(lore, key=lambda e: e.order) if e.comes_up(newest)]
-    noted = [] if not note else [note if note.startswith("[") else f"Author's note: {note}"]
-    return "\n".join(map(_noted, [*found, *noted]))
+    notes = [] if not note else [note if note.startswith("[") else f"Author's note: {note}"]
+    return "\n".join(map(_bracketed, [*found, *notes]))
 
 
-def _noted(text: str) -> str:
-    """A text as what nobody says."""
+def _bracketed(text: str) -> str:
     return text if text.startswith("[") else f"[{text}]"
 
 
 def with_names(text: str, character: str, user: str) -> str:
-    """A text with names in the place of its macros, and without its comments."""
+    """Return a text with macros replaced by names, and without comments."""
     names = {"char": character, "bot": character, "user": user}
     text = re.sub(r"\{\{//.*?\}\}", "", text, flags=re.DOTALL)
     return re.sub(
@@ -133,7 +129,7 @@ def _pattern(key: str, *, match_case: bool, whole_words: bool) -> re.Pattern[str
         return re.compile(written[1], re.IGNORECASE if "i" in written[2] else 0)
     flags = 0 if match_case else re.IGNORECASE
     pattern = r"\s+".join(map(re.escape, key.split()))
-    # not all scripts have spaces between words
+    # some scripts have no spaces between words
     return re.compile(
         rf"(?<!\w){pattern}(?!\w)" if whole_words and key.isascii() else pattern, flags
     )
@@ -145,41 +141,41 @@ def _pattern(key: str, *, match_case: bool, whole_words: bool) -> re.Pattern[str
 
 
 def read_lorebook(path: Path, *, character: str, user: str) -> tuple[LoreEntry, ...]:
-    """The entries of a file, with these names in the place of macros.
+    """Read the entries of a file, with macros replaced by names.
 
     Raises:
-        PyH2OError: it cannot be read, or is no lorebook.
+        PyH2OError: the file cannot be read, or is not a lorebook.
     """
     try:
         book = json.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise PyH2OError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise PyH2OError(f"{path} is no lorebook: {' '.join(str(error).split())}") from None
+        raise PyH2OError(f"{path} is not a lorebook: {' '.join(str(error).split())}") from None
     return tuple(entry.named(character, user) for entry in entries_of(book, str(path)))
 
 
 def entries_of(book: object, source: str) -> tuple[LoreEntry, ...]:
-    """The entries of a lorebook as its file, or a card, has it.
+    """Return the entries of a lorebook from its file or a card.
 
     Args:
-        book: what its JSON says.
-        source: where it is from, for errors.
+        book: the decoded JSON.
+        source: file name for error messages.
 
     Raises:
-        PyH2OError: it is none.
+        PyH2OError: it is not a lorebook.
     """
     if isinstance(book, dict) and isinstance(book.get("data"), dict):
         book = book["data"]
     found = book.get("entries", book.get("worldinfo")) if isinstance(book, dict) else None
     found = list(found.values()) if isinstance(found, dict) else found
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise PyH2OError(f"{source} is no lorebook: it has no entries")
+        raise PyH2OError(f"{source} is not a lorebook: it has no entries")
     return tuple(_entries(found, source))
 
 
 def _entries(found: Sequence[dict[str, Any]], source: str) -> Iterator[LoreEntry]:
-    """Those that are turned on and say something."""
+    """Yield the enabled entries that have content."""
     for number, given in enumerate(found):
         more = given.get("extensions")
         fields = {**(more if isinstance(more, dict) else {}), **given}
@@ -213,6 +209,6 @@ def _entries(found: Sequence[dict[str, Any]], source: str) -> Iterator[LoreEntry
 
 
 def _keys(given: object) -> tuple[str, ...]:
-    """Keys in a list, or with commas between them."""
+    """Return keys from a list or a comma-separated string."""
     keys = given.split(",") if isinstance(given, str) else given if isinstance(given, list) else ()
     return tuple(key.strip() for key in keys if isinstance(key, str) and key.strip())

@@ -1,4 +1,4 @@
-"""Servers of the Model Context Protocol: those that a file names, started, and asked for tools."""
+"""Run servers of the Model Context Protocol from a configuration file, and call their tools."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
     from mcp import Client
 
-SECONDS_TO_START = 180.0  # some are fetched first
+SECONDS_TO_START = 180.0  # some are downloaded first
 SECONDS_TO_ANSWER = 120.0
 SECONDS_TO_END = 10.0
-NOT_YET = f"has not begun within {SECONDS_TO_START:g} s"
-# What is looked at of what a server has said last.
+NOT_YET = f"has not started within {SECONDS_TO_START:g} s"
+# End of a server's stderr in which an error message is searched.
 TAIL_BYTES = 2000
-LONGEST_REASON = 200
+MAX_REASON = 200
 
 
 class McpServers:
-    """All servers of a file; they run until `close`.
+    """All servers of a file, which run until `close`.
 
     Attributes:
-        servers: in the order of the file.
+        servers: the servers, in the order of the file.
 
     Args:
         path: JSON in the usual form, {"mcpServers": {NAME: {"command": ..., "args": [...],
             "env": {...}, "cwd": ...} or {"url": ..., "headers": {...}}}}.
-        seconds: that a call may take.
+        seconds: timeout of a call.
 
     Raises:
-        SettingsError: no such file, or it has something else in it.
+        SettingsError: the file does not exist or has another form.
         MissingPackageError: the package mcp is not installed.
     """
 
@@ -54,7 +54,7 @@ class McpServers:
             from anyio.from_thread import start_blocking_portal
         except ImportError as error:
             raise MissingPackageError("an MCP server", error.name, "mcp") from error
-        logging.getLogger("mcp").addHandler(logging.NullHandler())  # or it writes into the chat
+        logging.getLogger("mcp").addHandler(logging.NullHandler())  # it would print to the chat
         self._stack = ExitStack()
         portal = self._stack.enter_context(start_blocking_portal())
         self.servers = [McpServer(name, about, portal, seconds) for name, about in found.items()]
@@ -62,13 +62,13 @@ class McpServers:
             self._stack.callback(server.close)
 
     def close(self) -> None:
-        """End all servers."""
+        """Stop all servers."""
         self._stack.close()
 
     def tools(self) -> dict[str, tuple[McpServer, Tool]]:
-        """All tools, by the names that a model knows them by; waits until the servers have begun.
+        """Return all tools by their names for the model; waits until the servers have started.
 
-        Where two servers have a tool of the same name, the names of the servers are put before it.
+        If two servers have a tool of the same name, each gets its server's name as a prefix.
         """
         every = [(server, tool) for server in self.servers for tool in server.tools]
         names = [tool.name for _, tool in every]
@@ -81,20 +81,20 @@ class McpServers:
         }
 
     def run(self, call: Call) -> Call:
-        """The call with its result; what goes wrong is a result as well.
+        """Return the call with its result, which may be an error message.
 
-        KeyboardInterrupt ends the call.
+        KeyboardInterrupt cancels the call.
         """
         tools = self.tools()
         if call.name not in tools:
-            there = ", ".join(tools) or "none"
-            return replace(call, result=f"no tool {call.name}: there are {there}", failed=True)
+            result = f"unknown tool {call.name}: available are {', '.join(tools) or 'none'}"
+            return replace(call, result=result, failed=True)
         try:
             arguments = json.loads(call.arguments or "{}")
         except ValueError as error:
-            return replace(call, result=f"the arguments are no JSON: {error}", failed=True)
+            return replace(call, result=f"the arguments are not JSON: {error}", failed=True)
         if not isinstance(arguments, dict):
-            return replace(call, result="the arguments are no JSON object", failed=True)
+            return replace(call, result="the arguments are not a JSON object", failed=True)
         server, tool = tools[call.name]
         text, failed = server.call(tool.name, arguments)
         return replace(call, result=text, failed=failed)
@@ -104,65 +104,65 @@ class McpServer:
     """A server and the connection to it, in the thread of the portal.
 
     Attributes:
-        name: in the file.
-        trouble: why it cannot be asked; "" if it can.
+        name: name in the file.
+        trouble: why its tools cannot be called; "" if they can.
     """
 
     def __init__(
         self, name: str, about: dict[str, Any], portal: BlockingPortal, seconds: float
     ) -> None:
-        """Begin it; `seconds` is what a call may take."""
+        """Start the server; `seconds` is the timeout of a call."""
         self.name = name
         self._about = about
         self._portal = portal
         self._seconds = seconds
         self._tools: tuple[Tool, ...] = ()
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed in `close`
-        self._begin()
+        self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self.trouble = ""
-        self._begun: Future[tuple[Client, tuple[Tool, ...]]] = Future()
-        self._alive = self._portal.start_task_soon(self._live, self._begun)
+        self._started: Future[tuple[Client, tuple[Tool, ...]]] = Future()
+        self._task = self._portal.start_task_soon(self._run, self._started)
 
-    def _end(self) -> None:
-        self._alive.cancel()
+    def _stop(self) -> None:
+        self._task.cancel()
         with suppress(Exception, CancelledError):
-            self._alive.result(SECONDS_TO_END)
+            self._task.result(SECONDS_TO_END)
 
     def close(self) -> None:
-        """End it."""
-        self._end()
+        """Stop the server."""
+        self._stop()
         self._log.close()
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """Its tools; waits until it has begun."""
+        """The server's tools; waits until it has started."""
         with suppress(Exception):
             self._connected()
         return self._tools
 
     def _connected(self) -> Client:
-        """The connection, when it is there."""
+        """Wait for the connection, and return it."""
         try:
-            client, self._tools = self._begun.result(SECONDS_TO_START)
+            client, self._tools = self._started.result(SECONDS_TO_START)
         except FutureTimeoutError:
             self.trouble = NOT_YET
             raise
         except Exception as error:
-            self.trouble = f"cannot be started: {self._why(error)}"
+            self.trouble = f"cannot be started: {self._reason(error)}"
             raise
         if self.trouble == NOT_YET:
             self.trouble = ""
         return client
 
     def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
-        """What a tool gives, as text, and whether it failed.
+        """Return the result of a tool as text, and whether it failed.
 
-        A server that has ended is begun again. KeyboardInterrupt ends the call.
+        A server that has exited is restarted. KeyboardInterrupt cancels the call.
         """
         if self.trouble not in ("", NOT_YET):
-            self._begin()
+            self._start()
         try:
             client = self._connected()
         except Exception:
@@ -170,20 +170,20 @@ class McpServer:
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
 
-        answer = self._portal.start_task_soon(self._ask, client, name, arguments)
+        answer = self._portal.start_task_soon(self._send, client, name, arguments)
         try:
             found: tuple[str, bool] = answer.result()
             return found
         except TimeoutError:
-            return f"no answer within {self._seconds:g} s: the call was ended", True
+            return f"no answer within {self._seconds:g} s: the call was canceled", True
         except MCPError as error:
             if error.code != CONNECTION_CLOSED:
                 return error.message, True
-            self._end()
-            self.trouble = f"has ended: {self._why(error)}"
+            self._stop()
+            self.trouble = f"has exited: {self._reason(error)}"
             return f"the server {self.name} {self.trouble}", True
         except Exception as error:  # servers may answer anything
-            return self._why(error), True
+            return self._reason(error), True
         except BaseException:
             answer.cancel()
             raise
@@ -192,19 +192,19 @@ class McpServer:
     # In the thread of the portal
     # ---------------------------------------------------------------------------------------------
 
-    async def _live(self, begun: Future[tuple[Client, tuple[Tool, ...]]]) -> None:
+    async def _run(self, started: Future[tuple[Client, tuple[Tool, ...]]]) -> None:
         import anyio
         from mcp import Client
 
         try:
             async with self._transport() as transport, Client(transport) as client:
-                begun.set_result((client, await _listed(client)))
+                started.set_result((client, await _listed(client)))
                 await anyio.sleep_forever()
         except Exception as error:
-            if not begun.done():
-                begun.set_exception(error)
+            if not started.done():
+                started.set_exception(error)
 
-    async def _ask(self, client: Client, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    async def _send(self, client: Client, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         import anyio
 
         with anyio.fail_after(self._seconds):
@@ -216,7 +216,7 @@ class McpServer:
 
     @asynccontextmanager
     async def _transport(self) -> AsyncIterator[Any]:
-        """What the client talks through: the pipes of a process, or HTTP."""
+        """Open the client's transport: the pipes of a process, or HTTP."""
         from mcp import StdioServerParameters, stdio_client
 
         about = self._about
@@ -230,20 +230,20 @@ class McpServer:
         async with httpx2.AsyncClient(headers=about.get("headers"), timeout=timeout) as http:
             yield streamable_http_client(about["url"], http_client=http)
 
-    def _why(self, error: BaseException) -> str:
-        """An error in one line: the innermost one, and what the server has said last."""
+    def _reason(self, error: BaseException) -> str:
+        """Return the innermost error and the server's last output in one line."""
         while inner := getattr(error, "exceptions", ()):
             error = inner[0]
-        # not moved: the server writes where the file is
+        # pread, as the server writes at the position of the shared file
         start = max(0, os.fstat(self._log.fileno()).st_size - TAIL_BYTES)
-        said = os.pread(self._log.fileno(), TAIL_BYTES, start).decode(errors="replace").split("\n")
-        last = next((line for line in reversed(said) if line.strip()), "")
-        why = str(error) or type(error).__name__
-        return textwrap.shorten(f"{why} ({last.strip()})" if last else why, LONGEST_REASON)
+        tail = os.pread(self._log.fileno(), TAIL_BYTES, start).decode(errors="replace").split("\n")
+        last = next((line for line in reversed(tail) if line.strip()), "")
+        reason = str(error) or type(error).__name__
+        return textwrap.shorten(f"{reason} ({last.strip()})" if last else reason, MAX_REASON)
 
 
 async def _listed(client: Client) -> tuple[Tool, ...]:
-    """All pages of its list."""
+    """Return the tools from all pages of the server's list."""
     tools, cursor = list[Tool](), None
     while True:
         page = await client.list_tools(cursor=cursor)
@@ -254,36 +254,36 @@ async def _listed(client: Client) -> tuple[Tool, ...]:
 
 
 def _text_of(block: Any) -> str:
-    """A part of a result as text."""
+    """Return a part of a result as text."""
     if block.type == "text":
         return str(block.text)
     if block.type == "resource_link":
         return str(block.uri)
     text = getattr(getattr(block, "resource", None), "text", None)
-    return f"({block.type}, which is no text)" if text is None else str(text)
+    return f"({block.type}, which is not text)" if text is None else str(text)
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """The servers of the file by their names, with what is known here of each."""
+    """Return the servers of the file by name, each with the supported fields."""
     try:
         servers = json.loads(path.read_bytes())["mcpServers"]
         found = {name: _server(name, about) for name, about in servers.items()}
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise SettingsError(
-            f'{path} is no file of MCP servers ({error}): it has {{"mcpServers": {{NAME: '
+            f'{path} is not a file of MCP servers ({error}): its form is {{"mcpServers": {{NAME: '
             '{"command": ..., "args": [...]} or {"url": ...}}}'
         ) from None
     return found
 
 
 def _server(name: str, about: Any) -> dict[str, Any]:
-    """What is known here of a server: other clients' files have more."""
+    """Return the supported fields of a server; other clients have more."""
     known = ("command", "args", "env", "cwd") if "command" in about else ("url", "headers")
     found = {key: about[key] for key in known if key in about}
     if not all(isinstance(found.get(key, ""), str) for key in ("command", "cwd", "url")):
-        raise ValueError(f"the command or url of {name} is no text")
+        raise ValueError(f"the command or url of {name} is not a string")
     if not found:
         raise ValueError(f"{name} has neither command nor url")
     return found

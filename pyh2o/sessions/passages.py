@@ -1,4 +1,4 @@
-"""Passages of a text: which tokens they are, sentences found by words, and what is pinned."""
+"""Passages of a text: texts of tokens, sentences found by words, and pinned passages."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from ..errors import PyH2OError
 from ..writing.cached_text import Span
 from .conversation import Conversation
 
-# In the place of a token that is no part of a text.
+# Replaces tokens that are not part of the text.
 HIDDEN = -1
-# What is between two sentences, with the signs that end the first one.
+# The space between two sentences, with the characters that end the first one.
 _GAP = re.compile(r"(?:[.!?]['\")\]]*|(?=\n))(?P<space>\s+)")
 
 
 class TokenTexts:
-    """Texts of the tokens of a text that grows, or is set back.
+    """The texts of tokens of a text that grows or is truncated.
 
-    A character of several tokens is the last one's. What is no character has no text, and what is
-    hidden has none here.
+    A character of several tokens belongs to the last one. Incomplete characters and hidden tokens
+    have no text.
 
     Attributes:
-        texts: of each token.
-        ends: characters up to the end of each token.
+        texts: text of each token.
+        ends: number of characters up to the end of each token.
     """
 
     def __init__(self, *, special: bool) -> None:
-        """`special` gives the marks of a chat template their text."""
+        """Start without tokens; `special` shows the text of special tokens."""
         self.texts: list[str] = []
         self.ends: list[int] = []
         self._special = special
         self._tokens: list[int] = []
 
     def follow(self, model: Model, tokens: Sequence[int], hidden: Sequence[Span] = ()) -> None:
-        """Be those of these tokens; only what is new is looked at."""
+        """Update to these tokens; only new ones are decoded."""
         now = list(tokens)
         for start, end in hidden:
             now[start:end] = [HIDDEN] * (end - start)
@@ -65,19 +65,18 @@ class TokenTexts:
         self._parts = parts
 
     def span(self, start: int, end: int) -> Span:
-        """The tokens of these characters, of which there is one at least."""
+        """Return the tokens of a non-empty range of characters."""
         return bisect_right(self.ends, start), bisect_left(self.ends, end) + 1
 
 
 @dataclass(frozen=True)
 class PinnedPassage:
-    """A passage that is never evicted.
+    """A pinned passage.
 
     Attributes:
-        start, end: its tokens in the text, the last one not included.
-        text: what it says.
-        held: share, 0 to 1, of its rows that the cache holds or has still to read. Where there is
-            no archive, what was evicted before comes back when the text is read again.
+        start, end: its tokens, `end` not included.
+        held: fraction of its rows that are in the cache or still unread. Without an archive,
+            rows that were evicted earlier return only when the text is read again.
     """
 
     start: int
@@ -87,7 +86,7 @@ class PinnedPassage:
 
 
 def pinned_passages(conversation: Conversation) -> list[PinnedPassage]:
-    """What is pinned beside the system prompt, in the order of the text."""
+    """Return the pinned passages except the system prompt, in text order."""
     pins, llm = conversation.pins, conversation.llm
     if not pins:
         return []
@@ -102,31 +101,31 @@ def pinned_passages(conversation: Conversation) -> list[PinnedPassage]:
 
 
 def pin_sentences(conversation: Conversation, words: str) -> None:
-    """Never evict the newest sentences in which these words stand, from now on.
+    """Pin the last sentences that contain these words.
 
     Args:
-        conversation: in which somebody has said them.
-        words: upper and lower case are the same, and so are a space and a line break.
+        conversation: the conversation.
+        words: the words; case and kinds of whitespace do not matter.
 
     Raises:
-        SettingsError: there is no room for them in the budget.
-        PyH2OError: nobody has said that, nothing is ever evicted, or the model has another text by
-            now.
+        SettingsError: the sentences do not fit the budget.
+        PyH2OError: no message contains the words, the cache is full, or the model has another text
+            by now.
     """
     if not conversation.llm.evicting:
-        raise PyH2OError("nothing leaves a full cache: there is nothing to pin")
+        raise PyH2OError("a full cache evicts nothing: there is nothing to pin")
     found = _sentences(conversation, _pattern(words))
     if found is None:
-        said = " ".join(words.split())
-        raise PyH2OError(f"nobody has said {said!r}: give words as they were said")
+        text = " ".join(words.split())
+        raise PyH2OError(f"{text!r} is not in the conversation: give the exact words")
     conversation.pin(*found)
 
 
 def unpin_passages(conversation: Conversation, words: str | None = None) -> None:
-    """Let pinned passages be evicted again: those that have these words, or all.
+    """Unpin the passages that contain these words, or all.
 
     Raises:
-        PyH2OError: there are none, or the model has another text by now.
+        PyH2OError: no pinned passage matches, or the model has another text by now.
     """
     wanted = None if words is None else _pattern(words)
     passages = [
@@ -135,7 +134,8 @@ def unpin_passages(conversation: Conversation, words: str | None = None) -> None
         if wanted is None or wanted.search(passage.text)
     ]
     if not passages:
-        raise PyH2OError("nothing is pinned" + ("" if words is None else " that has these words"))
+        what = "nothing is pinned" if words is None else "no pinned passage contains these words"
+        raise PyH2OError(what)
     for passage in passages:
         conversation.unpin(passage.start, passage.end)
 
@@ -147,19 +147,19 @@ def _texts_of(conversation: Conversation) -> TokenTexts:
 
 
 def _sentences(conversation: Conversation, wanted: re.Pattern[str]) -> Span | None:
-    """The newest sentences of an answer or a message in which the words stand."""
+    """Return the last sentences of an answer or message that contain the words."""
     texts = _texts_of(conversation)
     whole = "".join(texts.texts)
     for turn in reversed(conversation.turns):
-        for first, last, said in (
+        for first, last, content in (
             (turn.answer_start, turn.end, turn.answer.strip()),
             (turn.start, turn.answer_start, turn.user.strip()),
         ):
             begin, end = (texts.ends[token - 1] if token else 0 for token in (first, last))
-            # without what a template writes around it
-            place = whole.rfind(said, begin, end)
+            # without the template's text around it
+            place = whole.rfind(content, begin, end)
             if place >= 0:
-                begin, end = place, place + len(said)
+                begin, end = place, place + len(content)
             *_, found = [None, *wanted.finditer(whole, begin, end)]
             if found is not None:
                 gaps = [each.span("space") for each in _GAP.finditer(whole, begin, end)]
@@ -170,12 +170,12 @@ def _sentences(conversation: Conversation, wanted: re.Pattern[str]) -> Span | No
 
 
 def _pattern(words: str) -> re.Pattern[str]:
-    """Finds the words, whatever space is between them.
+    """Return a pattern for the words with any whitespace between them.
 
     Raises:
-        PyH2OError: there are none.
+        PyH2OError: there are no words.
     """
     parts = [re.escape(word) for word in words.split()]
     if not parts:
-        raise PyH2OError("there are no words to look for: give some of the passage")
+        raise PyH2OError("no words to search for: give some words of the passage")
     return re.compile(r"\s+".join(parts), re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""Records from JSON that somebody may have edited: each value has to be what its field says."""
+"""Decode and validate dataclasses from JSON that a user may have edited."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 Record = TypeVar("Record")
 
 
-# More than any text has, and as much as fits the integers of llama.cpp.
+# The range of llama.cpp's integers.
 Count = Annotated[int, range(2**31)]
-LONGEST_SHOWN = 60
+MAX_SHOWN = 60
 
 Scalar = bool | int | float | str | None
 
 
 def record_of(kind: type[Record], data: object, name: str = "header") -> Record:
-    """A dataclass from a JSON object that has its fields and no others.
+    """Return a dataclass from a JSON object with exactly its fields.
 
     Fields may be bool, int, float, str, other such dataclasses, lists, tuples of any length,
-    objects, and unions of these. A whole number is a float, too. What stands beside a type in
-    `Annotated` has the values that there may be: a range, a tuple of words.
+    objects, and unions of these. An integer is accepted as a float. The argument of `Annotated` is
+    a range or a tuple of the allowed values.
 
     Args:
         kind: the dataclass.
-        data: what JSON had.
-        name: of the record, for the message.
+        data: the decoded JSON.
+        name: name of the record for error messages.
 
     Raises:
-        ValueError: a field is missing, unknown or something else, or the dataclass refuses it.
+        ValueError: a field is missing, unknown or invalid, or the dataclass rejects it.
     """
     if not isinstance(data, dict):
         raise ValueError(f"its {name} is {_shown(data)}")
@@ -48,15 +48,15 @@ def record_of(kind: type[Record], data: object, name: str = "header") -> Record:
 
 @cache
 def _hints(kind: type[Any]) -> dict[str, Any]:
-    """Of the fields of a dataclass; finding them takes long, and a session has many turns."""
+    """Return the types of a dataclass's fields; cached, as this is slow and turns are many."""
     return get_type_hints(kind, include_extras=True)
 
 
 def value_of(hint: Any, value: Any, name: str) -> Any:
-    """A value of an annotated type from what JSON had.
+    """Return a value of an annotated type from decoded JSON.
 
     Raises:
-        ValueError: it is something else; `name` is in the message.
+        ValueError: it has another type; the message contains `name`.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -85,9 +85,9 @@ def value_of(hint: Any, value: Any, name: str) -> Any:
 
 
 def in_one_line(text: str) -> str:
-    """A text of a file in a message: one line, not too long."""
+    """Return a text for an error message: in one line and shortened."""
     line = " ".join(text.split())
-    return line if len(line) <= LONGEST_SHOWN else f"{line[: LONGEST_SHOWN - 3]}..."
+    return line if len(line) <= MAX_SHOWN else f"{line[: MAX_SHOWN - 3]}..."
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Where sessions are saved by name: a folder with one file for each, open in one place at a time.
+"""The folder of saved sessions, a file each; a lock keeps a session from being open twice.
 
 `pyh2o chat` and the server share the folder and the locks.
 """
@@ -29,20 +29,20 @@ from .session_file import TEMPORARY, read_session, write_session
 from .unfinished import path_beside
 
 SUFFIX = ".h2o"
-LONGEST_NAME = 100
-# At the end of the name of what a session was before it was read again.
+MAX_NAME_BYTES = 100
+# Name suffix of a copy from before a session was read again.
 BEFORE = ".before"
-# Of the name that a session gets from its first words; a number and BEFORE have room behind it.
-MOST_LETTERS, MOST_BYTES = 48, 80
+# Maximum length of a generated name, to which a number and BEFORE may be added.
+MAX_LETTERS, MAX_BYTES = 48, 80
 
 
 def chats_folder() -> Path:
-    """The folder of the saved chats: PYH2O_CHATS, or one in the user's data folder."""
+    """Return the folder of saved sessions: PYH2O_CHATS, or one in the user's data folder."""
     return user_folder("PYH2O_CHATS", platformdirs.user_data_dir, "chats")
 
 
 def make_chats_folder() -> Path:
-    """The folder, created if it is not there; what people tell a model is for their eyes only.
+    """Return the folder, which is created if it does not exist, readable only by the user.
 
     Raises:
         OSError: it cannot be created.
@@ -54,10 +54,10 @@ def make_chats_folder() -> Path:
 
 @dataclass(frozen=True)
 class SavedChat:
-    """A chat that is saved under a name, or will be.
+    """A session name, whose file may exist.
 
     Raises:
-        SessionError: a name that cannot be that of a file everywhere.
+        SessionError: the name is not a valid file name on all systems.
     """
 
     name: str
@@ -66,45 +66,45 @@ class SavedChat:
         name = self.name
         if (
             not name
-            or len(os.fsencode(name)) > LONGEST_NAME
+            or len(os.fsencode(name)) > MAX_NAME_BYTES
             or name[0] in ".-"
             or name != name.strip()
         ):
-            wrong = f"1 to {LONGEST_NAME} characters, with no dot, dash or space at the start"
+            rule = f"1 to {MAX_NAME_BYTES} characters, with no dot, dash or space at the start"
         elif not all(map(_fits_names, name)):
-            wrong = "letters, digits, dashes, dots, underscores and spaces"
+            rule = "letters, digits, dashes, dots, underscores and spaces"
         else:
             return
-        raise SessionError(f"{name!r} cannot be the name of a session: a name has {wrong}")
+        raise SessionError(f"{name!r} is not a valid session name: a name has {rule}")
 
     @property
     def path(self) -> Path:
-        """Its session file."""
+        """The session file."""
         return chats_folder() / f"{self.name}{SUFFIX}"
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that its file and its archive take."""
+        """Size of the session file and its archive."""
         files = (self.path, archives.of_session(self.path))
         return sum(file.stat().st_size for file in files if file.exists())
 
     def remove(self) -> None:
-        """Remove it for good, with its archive.
+        """Delete the session file and its archive.
 
         Raises:
-            OSError: it cannot be removed.
+            OSError: a file cannot be deleted.
         """
         self.path.unlink()
         path_beside(self.path).unlink(missing_ok=True)
         archives.remove_of_session(self.path)
 
     def rename(self, new: SavedChat) -> None:
-        """Give it another name, which no other chat has; its archive goes along.
+        """Rename the session and its archive to an unused name.
 
         Raises:
-            OSError: it cannot be renamed.
+            OSError: a file cannot be renamed.
         """
-        # The archive has both names for a moment: a session never lies without it.
+        # The archive temporarily has both names, so the session always has its archive.
         archives.give_to(self.path, new.path)
         self.path.rename(new.path)
         with contextlib.suppress(FileNotFoundError):
@@ -112,54 +112,54 @@ class SavedChat:
         archives.remove_of_session(self.path)
 
     def before(self) -> SavedChat:
-        """A name for what it is before its text is read again, that no other one has."""
+        """Return an unused name for a copy from before the text is read again."""
         return _unused(f"{self.name}{BEFORE}")
 
     @property
     def lock_path(self) -> Path:
-        """A file of its own that is locked: the session file is another one after each save."""
+        """The lock file; the session file itself is replaced at each save."""
         return chats_folder() / f".{self.name}.lock"
 
 
 def saved_chats() -> list[SavedChat]:
-    """All chats and stories that are saved, the one last changed first.
+    """Return all saved sessions, the most recently changed first.
 
     Raises:
-        OSError: the folder cannot be read, such as one that root has made; glob() finds it empty.
+        OSError: the folder cannot be read, for example if root created it.
     """
-    names: list[str] = []
+    names: list[str] = []  # glob() would ignore an unreadable folder
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         names = os.listdir(chats_folder())  # noqa: PTH208
     found = []
     for name in names:
         if name.startswith(".") or not name.endswith(SUFFIX):
             continue
-        with contextlib.suppress(OSError, SessionError):  # removed since the listing, or not ours
+        with contextlib.suppress(OSError, SessionError):  # deleted meanwhile, or a foreign file
             chat = SavedChat(name.removesuffix(SUFFIX))
             found.append((chat.path.stat().st_mtime_ns, chat))
     return [chat for _, chat in sorted(found, key=lambda each: each[0], reverse=True)]
 
 
 def saved_conversations() -> Iterator[SavedChat]:
-    """Those of them that are no stories."""
+    """Yield all saved sessions except stories."""
     for chat in saved_chats():
-        with contextlib.suppress(SessionError):  # which is said when it is opened
+        with contextlib.suppress(SessionError):  # reported when it is opened
             if read_session(chat.path, state=False).kind == "story":
                 continue
         yield chat
 
 
-def new_chat(said: str = "") -> SavedChat:
-    """A chat with a name that no other chat has: of its first words, or of the time without any."""
-    return _unused(name_of(said) or time.strftime("%Y-%m-%d-%H%M%S"))
+def new_chat(first_words: str = "") -> SavedChat:
+    """Return an unused session name from a chat's first words, or without any from the time."""
+    return _unused(name_of(first_words) or time.strftime("%Y-%m-%d-%H%M%S"))
 
 
 def name_of(text: str) -> str:
-    """The first words of a text as a name; "" if it has no letters and digits."""
-    text = re.sub("['\N{RIGHT SINGLE QUOTATION MARK}]", "", text[: 10 * MOST_LETTERS])
+    """Return the first words of a text as a name; "" if it has no letters or digits."""
+    text = re.sub("['\N{RIGHT SINGLE QUOTATION MARK}]", "", text[: 10 * MAX_LETTERS])
     words = "".join(sign if _fits_names(sign) else " " for sign in text).strip("-_. ")
-    name = textwrap.shorten(words, MOST_LETTERS, placeholder="") or words[:MOST_LETTERS]
-    while len(os.fsencode(name)) > MOST_BYTES:
+    name = textwrap.shorten(words, MAX_LETTERS, placeholder="") or words[:MAX_LETTERS]
+    while len(os.fsencode(name)) > MAX_BYTES:
         name = name[:-1]
     return name.strip("-_. ")
 
@@ -170,7 +170,7 @@ def _fits_names(sign: str) -> bool:
 
 
 def _unused(name: str) -> SavedChat:
-    """A chat of this name, or NAME-2, NAME-3 ... where there are others."""
+    """Return a session of this name, or of NAME-2, NAME-3 ... if it exists."""
     chat, number = SavedChat(name), 1
     while chat.path.exists() or chat.lock_path.exists():
         number += 1
@@ -179,11 +179,11 @@ def _unused(name: str) -> SavedChat:
 
 
 class ChatLock:
-    """Holds a chat as long as it is open here; the system lets go of it if the program is killed.
+    """A lock on an open session, which the system releases if the program is killed.
 
     Raises:
-        SessionOpenError: the chat is open elsewhere.
-        SessionError: the folder cannot be written.
+        SessionOpenError: the session is open elsewhere.
+        SessionError: the folder is not writable.
     """
 
     def __init__(self, chat: SavedChat) -> None:
@@ -193,12 +193,12 @@ class ChatLock:
             self._file = self._locked()
         except OSError as error:
             raise SessionError(
-                f"{chats_folder()} cannot be used ({error.strerror}): make it writable, set "
+                f"cannot write to {chats_folder()} ({error.strerror}): make it writable, set "
                 "PYH2O_CHATS to another folder, or give --no-save"
             ) from None
         if self._file is None:
             raise SessionOpenError(
-                f"session {chat.name} is open in another chat: leave that one first, or give "
+                f"session {chat.name} is open in another chat: close that one first, or give "
                 "another --session"
             )
 
@@ -209,14 +209,14 @@ class ChatLock:
                 file = stack.enter_context(open(self._path, "ab", opener=_private))
                 if not try_lock(file):
                     return None
-                # another chat that has just ended may have removed the file that we hold
+                # a chat that has just ended may have removed the locked file
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
                         stack.pop_all()
                         return file
 
     def close(self) -> None:
-        """Let other chats have it."""
+        """Release the lock."""
         with contextlib.suppress(OSError):
             self._path.unlink()
         if self._file is not None:
@@ -228,7 +228,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def is_open(chat: SavedChat) -> bool:
-    """Whether a chat is open somewhere, here or in another program."""
+    """Return whether a session is open in this or another program."""
     try:
         ChatLock(chat).close()
     except SessionOpenError:
@@ -237,22 +237,21 @@ def is_open(chat: SavedChat) -> bool:
 
 
 def copy_session(source: Path, target: Path) -> bool:
-    """Copy a saved conversation or story that no program goes on with, and its archive.
+    """Copy a session that is not open, with its archive, without a model.
 
-    No model is needed for that: what one file refers to in the other is the same in their copies.
-    The session comes last, so that there is no copy before it is whole. Checksums say whether it
-    is; those of the archive's pages are looked at by the model that opens it.
+    The session file is written last, so that an incomplete copy does not appear. Its checksums are
+    checked; those of the archive's pages are checked when a model opens it.
 
     Args:
-        source: its session file.
-        target: that of the copy; neither this file nor an archive beside it should exist.
+        source: the session file.
+        target: the new session file; neither it nor an archive next to it should exist.
 
     Returns:
-        False if it should have an archive, which is not there.
+        False if the archive of the session is missing.
 
     Raises:
-        SessionError: it is damaged, its archive is in use, or there is no room; nothing is left of
-            the copy.
+        SessionError: the session is damaged, its archive is in use, or the disk is full; an
+            incomplete copy is removed.
     """
     session, copied = read_session(source), archives.of_session(target)
     text = session.header.get("archive")
@@ -264,7 +263,7 @@ def copy_session(source: Path, target: Path) -> bool:
         with found.open("rb") as old:
             if not try_lock(old, shared=True):
                 raise SessionError(
-                    f"the archive {found} is in use by another chat: leave that one first"
+                    f"the archive {found} is in use by another chat: close that one first"
                 )
             mode = stat.S_IMODE(os.fstat(old.fileno()).st_mode)
             with replacement(copied, prefix=TEMPORARY, mode=mode) as new:

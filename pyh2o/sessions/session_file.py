@@ -1,17 +1,16 @@
-"""Session files: all that a text needs to go on in another process, in one file.
+"""Session files: everything needed to continue a text in another process, in one file.
 
 A file is a ZIP archive of stored members:
 
-* `header.json`: format, version and kind, the model's identity, the settings, what the kind of
-  session has to remember, and the CRC-32 of the other two members;
+* `header.json`: format, version and kind, the model's identity, the settings, fields of the kind of
+  session, and the CRC-32 of the next two members;
 * `tokens.bin`: the tokens of the text, little-endian int32 [n_tokens];
-* `kv.bin`: what the KV cache holds, as `Llama.kv_state` returns it.
+* `kv.bin`: the state of the KV cache, from `Llama.kv_state`;
+* `pictures/HASH`: the file of each picture in the text.
 
-Behind them come the files of pictures in the text, each under its hash.
-
-The archive keeps a CRC-32 of each member, so damage is noticed; those in the header tell parts of
-different sessions apart. A new file is written beside the old one and takes its place when it is
-complete: a crash or a full disk leaves the old one whole.
+ZIP's CRC-32 of each member detects damage; those in the header detect members of different
+sessions. A new file is written next to the old one and replaces it when it is complete, so a crash
+or a full disk does not damage the old one.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ import numpy as np
 from ..errors import SessionError
 from ..system.files import replacement
 from .records import in_one_line
-from .unfinished import path_beside, pictures_in, read_note, with_unfinished
+from .unfinished import path_beside, pictures_in, read_record, with_unfinished
 
 FORMAT = "pyh2o session"
 FORMAT_VERSION = 1
 
-# How the name of a file begins until it is complete.
+# Name prefix of incomplete files.
 TEMPORARY = ".pyh2o-session-"
 
 _HEADER, _TOKENS, _KV, _PICTURES = "header.json", "tokens.bin", "kv.bin", "pictures/"
@@ -49,15 +48,14 @@ _TOKEN = np.dtype("<i4")
 
 @dataclass(frozen=True)
 class Session:
-    """What a session file holds.
+    """The contents of a session file.
 
     Attributes:
-        kind: what the session is of: "conversation" or "story".
-        header: the fields of a record, fit for JSON: `model` and `settings` are those of
-            `model_identity` and `settings_identity`, the rest is the kind's own.
-        tokens: of the text; [n_tokens].
-        kv: what the KV cache holds; nothing where it was not read.
-        pictures: files of those in the text, by their hashes; none where the state was not read.
+        kind: "conversation" or "story".
+        header: fields of a `SessionHeader`, as JSON values.
+        tokens: tokens of the text; [n_tokens].
+        kv: state of the KV cache; empty if it was not read.
+        pictures: files of pictures in the text, by their hashes; empty if the state was not read.
     """
 
     kind: str
@@ -68,12 +66,12 @@ class Session:
 
 
 def write_session(path: str | Path, session: Session) -> None:
-    """Write a session file, or leave an old one of that name as it is.
+    """Write a session file; if that fails, an old file is unchanged.
 
-    An existing file keeps its permissions; of a link the target is replaced.
+    An existing file keeps its permissions. If the path is a link, its target is replaced.
 
     Raises:
-        SessionError: it cannot be written; the message says why.
+        SessionError: the file cannot be written.
     """
     try:
         target = Path(os.path.realpath(path))
@@ -83,19 +81,19 @@ def write_session(path: str | Path, session: Session) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise SessionError(
-            f"cannot save the session to {path}: {reason}; a file that was there is unchanged"
+            f"cannot save the session to {path}: {reason}; an existing file is unchanged"
         ) from error
 
 
 def _mode(path: str | Path, target: Path) -> int:
-    """Permissions of the file that is there; a new one is its owner's alone."""
+    """Return the permissions of the existing file; a new file is private."""
     try:
         mode = target.stat().st_mode
     except FileNotFoundError:
         return 0o600
     if not stat.S_ISREG(mode):
         raise SessionError(
-            f"cannot save the session to {path}: it is not a file; give another name"
+            f"cannot save the session to {path}: it is not a regular file; give another name"
         )
     if not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, "the file is write-protected")
@@ -112,7 +110,7 @@ def _write_archive(file: IO[bytes], session: Session) -> None:
         _SUMS: {_TOKENS: zlib.crc32(tokens), _KV: zlib.crc32(session.kv)},
     }
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        # A ZipInfo of its own has no date: equal sessions are equal files.
+        # An explicit ZipInfo has a fixed date, so equal sessions are equal files.
         archive.writestr(zipfile.ZipInfo(_HEADER), json.dumps(about, allow_nan=False))
         archive.writestr(zipfile.ZipInfo(_TOKENS), tokens)
         archive.writestr(zipfile.ZipInfo(_KV), session.kv)
@@ -121,19 +119,19 @@ def _write_archive(file: IO[bytes], session: Session) -> None:
 
 
 def read_session(
-    path: str | Path, kind: str | None = None, *, state: bool = True, noted: bool = True
+    path: str | Path, kind: str | None = None, *, state: bool = True, in_progress: bool = True
 ) -> Session:
-    """Read a session file, with the answer that was cut off since it was written, if there is one.
+    """Read a session file, with the answer in progress that was recorded since the last save.
 
     Args:
-        path: the file.
-        kind: the kind of session it has to be; None for any.
-        state: whether to read what the cache held, too, which is most of the file.
-        noted: False leaves an answer out that was cut off, or is in the making.
+        path: the session file.
+        kind: the expected kind of session; None for any.
+        state: whether to read the state of the cache, which is most of the file.
+        in_progress: whether to include an answer in progress.
 
     Raises:
-        SessionError: there is no such file, it is no session file, it is damaged, of another kind,
-            or of another format.
+        SessionError: the file does not exist, is not a session file, is damaged, or of another kind
+            or format.
     """
     with damage_found(path), Path(path).open("rb") as file:
         if file.read(4) != b"PK\x03\x04":
@@ -148,40 +146,40 @@ def read_session(
             named = [name for name in archive.namelist() if state and name.startswith(_PICTURES)]
             pictures = {name.removeprefix(_PICTURES): _member(archive, name) for name in named}
         if sums[_TOKENS] != zlib.crc32(tokens):
-            raise ValueError("its header and its tokens are not of one session")
+            raise ValueError("its header and its tokens belong to different sessions")
         if sums[_KV] != zlib.crc32(kv):
-            kv = b""  # a state that fits no text: that is read again
+            kv = b""  # the state of another text: the text is read again
         text = np.frombuffer(tokens, _TOKEN).tolist()
-        if noted:
-            made = read_note(path)
-            header, text = with_unfinished(made, header, text)
-            pictures |= pictures_in(made)
+        if in_progress:
+            record = read_record(path)
+            header, text = with_unfinished(record, header, text)
+            pictures |= pictures_in(record)
         return Session(found, header, text, kv, pictures)
 
 
 def read_picture(path: str | Path, key: str) -> bytes | None:
-    """Read the file of a picture in a session by its hash; None if it has no such picture.
+    """Read the file of a picture in a session by its hash; None for an unknown hash.
 
     Raises:
-        SessionError: as for `read_session`.
+        SessionError: as in `read_session`.
     """
     with damage_found(path), zipfile.ZipFile(path) as archive:
         name = _PICTURES + key
         if name in archive.namelist():
             return _member(archive, name)
-        return pictures_in(read_note(path)).get(key)
+        return pictures_in(read_record(path)).get(key)
 
 
 @contextlib.contextmanager
 def damage_found(path: str | Path) -> Iterator[None]:
-    """Whatever makes no sense in a session, or cannot be read, becomes a SessionError."""
+    """Turn any error while a session is read into a SessionError."""
     try:
         yield
     except SessionError:
         raise
     except FileNotFoundError as error:
         raise SessionError(f"there is no session file {path}: check the name") from error
-    except Exception as error:  # zipfile, json and numpy raise whatever comes to them
+    except Exception as error:  # zipfile, json and numpy raise many kinds
         if isinstance(error, OSError) and error.strerror:
             raise SessionError(f"cannot read the session {path}: {error.strerror}") from error
         why = " ".join(str(error).split()) or type(error).__name__
@@ -192,7 +190,7 @@ def damage_found(path: str | Path) -> Iterator[None]:
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """The content of a member, after a look at its size: damaged sizes may be huge."""
+    """Return the content of a member, after a check of its size: damaged sizes may be huge."""
     info = archive.getinfo(name)
     assert archive.fp is not None
     size = archive.fp.seek(0, os.SEEK_END)
@@ -204,12 +202,12 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
 def _read_about(
     path: str | Path, archive: zipfile.ZipFile
 ) -> tuple[str, dict[str, Any], dict[str, int]]:
-    """Kind, header and check sums of a file in the one format that there is."""
+    """Return kind, header and checksums of a file."""
 
-    def refuse(constant: str) -> None:  # NaN and infinities, which Python would take for numbers
-        raise ValueError(f"{constant} is no number")
+    def reject(constant: str) -> None:  # NaN and infinities, which Python would accept
+        raise ValueError(f"{constant} is not a number")
 
-    about = json.loads(_member(archive, _HEADER), parse_constant=refuse)
+    about = json.loads(_member(archive, _HEADER), parse_constant=reject)
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise _no_session(path)
     version, header, sums = about.get("version"), about.get("header"), about.get(_SUMS)
@@ -223,7 +221,7 @@ def _read_about(
     if not isinstance(header, dict):
         raise ValueError("its header is not an object")
     if not isinstance(sums, dict) or sums.keys() != {_TOKENS, _KV}:
-        raise ValueError("it has no check sums")
+        raise ValueError("it has no checksums")
     return in_one_line(str(about.get("kind"))), header, sums
 
 

@@ -1,7 +1,7 @@
-"""Stories: texts of any length that can be left at any token and gone on with exactly there.
+"""Stories: texts of any length that can be stopped and continued at any token.
 
-A story's tokens are a function of the model, its settings, the prompt and the sampling: a story
-that was saved and loaded goes on with the tokens it would have had without.
+A story's tokens are a function of model, settings, prompt and sampling: a story that was saved and
+loaded continues with the same tokens as without the break.
 """
 
 from __future__ import annotations
@@ -41,46 +41,46 @@ from ..writing.thinking import USUAL, Thinking
 from ..writing.writer import Writer
 from .headers import SavedStory, open_session
 from .layout import check_pins
-from .lorebooks import KEY_CHARACTERS, LoreEntry, told_in_story
+from .lorebooks import KEY_CHARACTERS, LoreEntry, note_for_passage
 from .records import in_one_line
 from .session_file import damage_found
-from .story_notes import bracket_tokens, hidden_spans, n_with_told, own_tokens, tell
+from .story_notes import bracket_tokens, hidden_spans, insert_note, n_with_notes, own_tokens
 from .text_session import TextSession
-from .unfinished import Notes
+from .unfinished import Recorder
 
 
 class Story(TextSession):
-    """A text that goes on after a prompt, for as long as one likes.
+    """A text of any length that continues a prompt.
 
-    The model belongs to the story while it is written. If it was used for something else in
-    between, the story is read again from the last snapshot of the cache.
+    The story owns the model while it is generated. If the model was used for another text in
+    between, the story is restored from the last snapshot of the cache, and the rest is read again.
 
-    What the model is told of a lorebook, and the author's note, stand as a note in brackets near
-    where a passage (a `write`) begins: between two paragraphs or sentences among the 128 tokens
-    before it, which are read again. Small models copy them, so none can write "[" then. They are no
-    part of the text, and are dropped (`Text.drop_spans`) when the next passage begins, which has
-    its own: nothing behind them is read again for that. A full cache keeps them.
+    Lore and the author's note are inserted in brackets near the start of a passage (a `write`):
+    between two paragraphs or sentences of the last 128 tokens, which are read again. Small models
+    copy notes, so "[" is suppressed while one is active. Notes are not part of the text, and are
+    dropped (`Text.drop_spans`) when the next passage starts with its own, without reading the
+    tokens after them again. A full cache keeps them.
 
     Attributes:
-        llm: the model.
-        n_prompt: how many of its own tokens are the prompt's.
-        sampling: how tokens are drawn.
-        finish: why the last `write` has ended: "stop" (the model ended its text), "length" (enough
-            tokens, or without eviction a full window), "until" (a stop text came), "repetition"
-            (loop after loop), "trained_context" (no positions left), or "interrupted" (the caller
-            wanted no more). None before, and while it goes on.
-        n_read, read_seconds: tokens that were read before the first one was written, and how long
-            that took, with the first one.
-        seconds: it took to write the others, also in earlier processes.
-        notes: what whoever writes the story wants to find again when it is loaded; fit for JSON.
-        memory: what the model is told before the prompt, and what is no part of the text.
-        lore: what it is told where a passage begins, if it has come up (see `lorebooks`).
-        note: what it is told where each passage begins; "" for nothing.
-        told: where that is among the tokens.
-        noted_beside: the file that it is saved as, beside which a passage is noted while it is
-            written, with its text behind that in the notes (`text`; see `unfinished`); None notes
-            nothing.
-        thinking: how long the model thinks first.
+        llm: the text of the model.
+        n_prompt: number of tokens of the prompt, without notes.
+        sampling: sampling settings.
+        finish: finish reason of the last `write`: "stop" (the model ended its text), "length"
+            (`max_tokens`, or a full window without eviction), "until" (a stop text was generated),
+            "repetition" (repeated loops), "trained_context" (no positions left), or "interrupted"
+            (the caller closed the generator). None before the first one, and during one.
+        n_read, read_seconds: number of tokens read before the first generated one, and the time for
+            them and the first one.
+        seconds: time for all other tokens, including earlier processes.
+        notes: the caller's data, which is saved with the story; JSON values.
+        memory: text before the prompt that is not part of the story.
+        lore: entries that are inserted before a passage when a key matches (see `lorebooks`).
+        note: author's note, which is inserted before each passage; "" for none.
+        told: spans of the inserted notes.
+        noted_beside: the session file; while a passage is generated, it is recorded next to that
+            file, and its text is appended to `notes["text"]` (see `unfinished`). None for no
+            records.
+        thinking: reasoning settings.
     """
 
     def __init__(
@@ -96,24 +96,25 @@ class Story(TextSession):
         ignore_eos: bool = False,
         thinking: Thinking = USUAL,
     ) -> None:
-        """Begin a story; nothing is evaluated yet.
+        """Start a story without evaluating the prompt.
 
         Args:
             llm: the model; its cache is emptied.
-            prompt: text, or tokens as they are.
-            sampling: how tokens are drawn; None for the defaults.
-            until: texts that the story ends before.
-            echo: whether the text begins with the prompt.
-            memory: what the model is told before a prompt of text, and what is never evicted.
+            prompt: text or tokens.
+            sampling: sampling settings; None for the defaults.
+            until: stop texts, before which the story ends.
+            echo: whether the text includes the prompt.
+            memory: text before a text prompt, which is pinned.
             loop_guard: whether loops are broken (see repetition.py).
-            ignore_eos: whether the model may not end its text.
-            thinking: how long the model thinks first, of a prompt that `asked_for` made.
+            ignore_eos: whether end-of-text tokens are suppressed.
+            thinking: reasoning settings, for a prompt from `asked_for`.
 
         Raises:
-            ValueError: the prompt has no token.
-            TextError: the prompt, the memory or a text of `until` is not Unicode.
-            ContextLimitError: the prompt leaves no position to write at.
-            SettingsError: the memory does not fit the budget, or the model has no such thoughts.
+            ValueError: the prompt has no tokens.
+            TextError: the prompt, the memory or a stop text is not Unicode.
+            ContextLimitError: the prompt leaves no position to generate a token.
+            SettingsError: the memory does not fit the budget, or the model does not support the
+                reasoning settings.
         """
         self.llm = llm = text_of(llm)
         self.memory, self.thinking = memory, thinking
@@ -122,8 +123,8 @@ class Story(TextSession):
         self.told: tuple[Span, ...] = ()
         self.noted_beside: Path | None = None
         self._saved: list[int] = []  # tokens in its file
-        self._brackets: list[int] = []  # tokens that notes begin with
-        self._is_told = False
+        self._brackets: list[int] = []  # tokens with an opening bracket
+        self._has_note = False
         tokens = self._prompt_tokens(prompt)
         check_prompt(llm, tokens)
         self.n_prompt = len(tokens)
@@ -148,18 +149,18 @@ class Story(TextSession):
 
     @property
     def written(self) -> int:
-        """Tokens of the story, without the prompt's."""
-        n_told = sum(end - start for start, end in self.told)
-        return len(self.tokens) - n_told - self.n_prompt
+        """Number of generated tokens."""
+        n_notes = sum(end - start for start, end in self.told)
+        return len(self.tokens) - n_notes - self.n_prompt
 
     @property
     def own_tokens(self) -> list[int]:
-        """Those of the prompt and of the text, without what the model was told in between."""
+        """The tokens without notes."""
         return own_tokens(self.tokens, self.told)
 
     @property
     def hidden(self) -> list[Span]:
-        """Where its tokens are no part of its text: the memory, what the model was told."""
+        """The spans of tokens that are not part of the text: memory and notes."""
         return hidden_spans(
             self.llm.model,
             self.tokens,
@@ -171,26 +172,26 @@ class Story(TextSession):
 
     @property
     def loops(self) -> int:
-        """Loops broken so far."""
+        """Number of loops broken so far."""
         return 0 if self._guard is None else self._guard.loops
 
     @property
     def held_back(self) -> str:
-        """Text that `write` has not given out: a stop text may begin in it, or one came."""
+        """Text that `write` has not yielded, as it is or may become a stop text."""
         return self._pieces.held.decode(errors="ignore")
 
     def text(self) -> str:
-        """All text given out so far, with the opening."""
+        """Return all text yielded so far, after the prompt if it is included."""
         story = _written(self.llm, self.own_tokens, self.n_prompt)
         whole = self._opening + story.decode(errors="ignore")
         return whole.encode()[: self._pieces.size].decode()
 
     def begins_with(self, prompt: str | Sequence[int]) -> bool:
-        """Whether this is the prompt that the story goes on after."""
+        """Return whether this is the prompt of the story."""
         return self._prompt_tokens(prompt) == self.own_tokens[: self.n_prompt]
 
     def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
-        """Those to begin with: with the memory before a text."""
+        """Return the tokens of a prompt, after the memory if it is text."""
         has_memory = self.memory and isinstance(prompt, str)
         return prompt_tokens(self.llm.model, f"{self.memory}\n{prompt}" if has_memory else prompt)
 
@@ -199,50 +200,49 @@ class Story(TextSession):
     # ---------------------------------------------------------------------------------------------
 
     def write(self, max_tokens: int | None = None) -> Generator[str, None, None]:
-        """Go on with the story; may be called again and again.
+        """Continue the story; may be called repeatedly.
 
-        To go on after the model ended its text forbids it to do so again at once. To go on after a
-        stop text makes that a part of the story.
+        If the model had ended its text, it cannot end it again with the next token. If a stop text
+        had ended the story, that text becomes a part of it.
 
         Args:
-            max_tokens: most tokens to write; None for no limit.
+            max_tokens: maximum number of tokens; None for no limit.
 
         Yields:
-            The text that each token adds, perhaps none. Together they are the story without what is
-            `held_back` in the end.
+            The new text after each token, which may be empty. `held_back` is not yielded.
 
         Raises:
-            SettingsError: less than one token is asked for.
-            ContextLimitError: there is no position left.
+            SettingsError: `max_tokens` is less than 1.
+            ContextLimitError: no position is left.
         """
         if max_tokens is not None and max_tokens < 1:
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None")
         self.finish = None
-        notes, new = Notes(self.noted_beside, self._saved), list[str]()
+        recorder, new = Recorder(self.noted_beside, self._saved), list[str]()
         before = self.text() if self.noted_beside else ""
         try:
             for piece in self._write(max_tokens):
                 if self.noted_beside:
                     new.append(piece)
-                if notes.is_due:
-                    self._note(notes, before, "".join(new))
+                if recorder.is_due:
+                    self._record(recorder, before, "".join(new))
                 yield piece
         except (GeneratorExit, KeyboardInterrupt):
             self.finish = self.finish or FINISH_INTERRUPTED
             raise
 
-    def _note(self, notes: Notes, before: str, new: str) -> None:
-        """Note a passage in the making, behind the text that was before."""
+    def _record(self, recorder: Recorder, before: str, new: str) -> None:
+        """Record a passage in progress after the earlier text."""
         n_same = len(before) if str(self.notes.get("text", "")).startswith(before) else 0
         header = self._own_header() | {"finish": FINISH_INTERRUPTED}
-        del header["lore"]  # it is long, and as it was
+        del header["lore"]  # it is long and unchanged
         header["notes"] = {**self.notes, "text": before[n_same:] + new}
-        notes.note_story(self.tokens, n_common(self._saved, self.tokens), header, n_same)
+        recorder.record_story(self.tokens, n_common(self._saved, self.tokens), header, n_same)
 
     def _write(self, max_tokens: int | None) -> Generator[str, None, None]:
         llm, text = self.llm, self._text
         self._prepare_cache()
-        # The token written last is always unread; to read more, or the prompt, is no writing.
+        # The last generated token is always unread; more unread tokens, or the prompt, are prefill.
         n_unread = len(text.unread)
         n_read = n_unread if n_unread > 1 or not self.written else 0
         self._refused = llm.model.end_tokens if self._ended or self._ignore_eos else []
@@ -262,62 +262,62 @@ class Story(TextSession):
             at_stop=FINISH_UNTIL,
             watch=self._watch,
         )
-        asked = time.monotonic()
+        started = time.monotonic()
         for pieces in generation.run(text.write(self._writer, max_tokens)):
-            self._count(time.monotonic() - asked, n_read)
+            self._count(time.monotonic() - started, n_read)
             n_read = 0
             self._ended = False
             self.finish = generation.finish
             yield self._certain(pieces)
             if self.finish is None and not text.is_there():
                 raise PyH2OError(
-                    "the model was used for another text while the story was being written: call "
+                    "the model was used for another text while the story was generated: call "
                     "write() again, which reads the story first"
                 )
-            asked = time.monotonic()
+            started = time.monotonic()
         if generation.finish == FINISH_STOP:
-            self._count(time.monotonic() - asked, n_read)
+            self._count(time.monotonic() - started, n_read)
             self._ended = True
-            self._writer = None  # another one goes on as if this token had not been drawn
+            self._writer = None  # the next one continues as if this token had not been sampled
             self.finish = FINISH_STOP
             yield self._certain(self._pieces.feed(b""))
         elif generation.finish is None:
             self.finish = finish_without_room(llm.evicting)
 
     def _guide(self) -> ChatGuide | None:
-        """What ends the thoughts of the text, if they have a budget."""
+        """Return the guide that ends the reasoning, if it has a budget."""
         if self.thinking.limit is None:
             return None
         template = ChatTemplate(self.llm.model, None, thinking=self.thinking)
         return template.guide(self.tokens[self.n_prompt :])
 
     def _prepare_cache(self) -> None:
-        """Have some of the text to evaluate, usually the token written last, and no other text."""
+        """Restore the text in the cache, with at least one token left to evaluate."""
         llm, text = self.llm, self._text
         check_room(llm, len(text.tokens) - 1)
         text.reclaim()
-        self._tell()
-        # All is evaluated when the model has ended its text; the logits are needed once more.
+        self._insert_note()
+        # If the model has ended its text, all is evaluated, but the logits are needed again.
         if llm.n_tokens == len(text.tokens):
             if not llm.remove_tail(llm.n_tokens - 1):
                 text.recover(len(text.tokens) - 1)
             text.look()
 
-    def _tell(self) -> None:
-        """Tell the model what this passage is to know; what the one before was told goes."""
+    def _insert_note(self) -> None:
+        """Insert lore and note of this passage, and drop those of the previous one."""
         own = self.own_tokens if self.lore else []
-        # a character has a token or less, but for a few
+        # nearly all tokens have at least one character
         newest = _written(self.llm, own, max(0, len(own) - KEY_CHARACTERS))
-        note = told_in_story(newest.decode(errors="ignore"), self.lore, self.note)
-        # a prompt that is not shown is no text
-        first = 0 if self._opening else n_with_told(self.n_prompt, self.told)
-        self.told = tell(self._text, self.told, note, first)
+        note = note_for_passage(newest.decode(errors="ignore"), self.lore, self.note)
+        # a prompt that is not shown is not split
+        first = 0 if self._opening else n_with_notes(self.n_prompt, self.told)
+        self.told = insert_note(self._text, self.told, note, first)
         if note and not self._brackets:
             self._brackets = bracket_tokens(self.llm.model)
-        self._is_told = bool(note)
+        self._has_note = bool(note)
 
     def _watch(self, token: int) -> str | None:
-        """Look for a loop with each token that was drawn; whether the text has to end for it."""
+        """Check for loops after each token; return a finish reason if the text has to end."""
         if not self._ignore_eos:
             self._refused = []
         if self._guard is None:
@@ -326,13 +326,13 @@ class Story(TextSession):
         return FINISH_REPETITION if self._guard.hopeless else None
 
     def _certain(self, pieces: list[Piece]) -> str:
-        """The text that is certain now; a stop text stays held back."""
+        """Return the text that is final; a stop text stays held back."""
         if self._pieces.stopped:
             pieces = pieces + self._pieces.finish()
         return "".join(piece.text for piece in pieces)
 
     def _count(self, seconds: float, n_read: int) -> None:
-        """Time a token; if others were read for it, that was the reading."""
+        """Add the time of a token; if prompt tokens were read for it, to the prefill time."""
         if n_read:
             self.n_read += n_read
             self.read_seconds += seconds
@@ -347,7 +347,7 @@ class Story(TextSession):
     ) -> npt.NDArray[np.single]:
         forbidden = [] if self._guard is None else self._guard.forbidden
         logits[forbidden + self._refused] = -np.inf
-        if self._is_told:
+        if self._has_note:
             logits[self._brackets] = -np.inf
         return logits
 
@@ -356,14 +356,14 @@ class Story(TextSession):
     # ---------------------------------------------------------------------------------------------
 
     def edit(self, text: str) -> None:
-        """Put another text in the place of all that was given out.
+        """Replace the whole text.
 
-        The tokens stay up to where it differs; the next `write` reads the others, and what of
-        their prefix is neither in the cache nor in a snapshot. As many characters as before
-        count as the prompt's, and the others as written.
+        Tokens up to the first difference stay. The next `write` reads the others, and the part of
+        the prefix that is neither in the cache nor in a snapshot. The length of the prompt in
+        characters does not change.
 
         Args:
-            text: with the prompt, if the story's text begins with it.
+            text: the new text, with the prompt if the story includes it.
 
         Raises:
             ValueError, ContextLimitError: as for a prompt.
@@ -387,9 +387,9 @@ class Story(TextSession):
             n_same = n_common(tokens, own)
         check_prompt(self.llm, tokens)
         if _written(self.llm, tokens, n_prompt) != utf8(text[len(opening) :]):
-            n_prompt, opening = len(tokens), text  # tokens cannot say everything that is typed
+            n_prompt, opening = len(tokens), text  # some texts cannot be tokenized exactly
         self._text.reclaim()
-        n_left = n_with_told(n_same, self.told)
+        n_left = n_with_notes(n_same, self.told)
         self._text.truncate(n_left)
         self._text.tokens += tokens[n_same:]
         self.told = tuple(span for span in self.told if span[1] <= n_left)
@@ -399,11 +399,11 @@ class Story(TextSession):
         self._follow_written()
 
     def cut(self, n_characters: int) -> None:
-        """Take back what was given out behind so many characters; otherwise as `edit`."""
+        """Truncate the text to its first `n_characters` characters; see `edit`."""
         self.edit(self.text()[:n_characters])
 
     def _follow_written(self) -> None:
-        """Tell what watches the tokens of those that were written already."""
+        """Pass the generated tokens to the new decoder and loop guard."""
         own = self.own_tokens
         self._parts = _parts_after(self.llm, own[: self.n_prompt])
         if self._guard is not None:
@@ -418,19 +418,19 @@ class Story(TextSession):
     # ---------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write a session file that `load` goes on from; an old one stays whole until it is there.
+        """Save the story to a file, from which `load` continues.
 
-        It can be called while `write` waits to be asked for more. If the model has another text by
-        now, the file has no state of the cache, and the story is read again when it is loaded.
+        It can be called between two pieces of `write`. If the model has another text by now, the
+        file has no state of the cache, and the story is read again when it is loaded.
 
         Raises:
-            SessionError: the file cannot be written.
+            SessionError: the file cannot be written; an old one is unchanged.
         """
         self._write_file(path, SavedStory(**self._header(), **self._own_header()))
         self._saved = list(self.tokens)
 
     def _own_header(self) -> dict[str, Any]:
-        """What the header of its file has because it is a story."""
+        """Return the header fields that only stories have."""
         return {
             "prompt_tokens": self.n_prompt,
             "opening": self._opening,
@@ -462,26 +462,27 @@ class Story(TextSession):
         loop_guard: bool | None = None,
         ignore_eos: bool | None = None,
     ) -> Story:
-        """Go on with a story that was saved, in the same model with the same settings.
+        """Load a saved story.
 
-        A state of the cache that does not fit is left: the text is read again then, and the tokens
-        that follow may be others than without the break, because other rows are kept.
-        `story.llm.archive_trouble` says what the archive of recall has lost.
+        If the state of the cache does not match, the text is read again, and may continue
+        differently, as other rows are kept. `story.llm.archive_trouble` reports losses of the
+        archive.
 
         Args:
-            path: of the session file, which stays as it is.
-            llm: the model; its cache is replaced, unless the file is refused.
-            reread: read all of the text again with the next `write`, which builds the archive anew,
-                under any model and any settings. The same model reads its tokens, another one the
-                text in the notes of whoever saved it, and has no pins.
-            until: texts that the story ends before from now on; None for those it had.
-            loop_guard: whether loops are broken from now on; None for what it was.
-            ignore_eos: whether the model may not end its text from now on; None for what it was.
+            path: the session file, which is not changed.
+            llm: the model, loaded with the same settings. Its cache is replaced, unless the file is
+                rejected.
+            reread: read the whole text again with the next `write`, with any model and settings,
+                which also rebuilds the archive. The same model reads the saved tokens; another one
+                tokenizes `notes["text"]`, and loses pins.
+            until: new stop texts; None for the saved ones.
+            loop_guard: whether loops are broken; None for the saved value.
+            ignore_eos: whether end-of-text tokens are suppressed; None for the saved value.
 
         Raises:
-            SessionError: no such file, or it is damaged, of another format, or without `reread` of
-                another model or other settings; with `reread` its notes do not have its text.
-            SettingsError: with `reread`: there is no room for what is pinned.
+            SessionError: the file does not exist, is damaged or of another format, or, without
+                `reread`, of another model or other settings; with `reread`, its text is missing.
+            SettingsError: with `reread`: the pinned tokens do not fit the budget.
         """
         llm = text_of(llm)
         session, saved, is_same_model = open_session(path, SavedStory, llm.model, reread=reread)
@@ -494,8 +495,8 @@ class Story(TextSession):
                 check_pins(llm, 0 if budget is None else budget.pinned, saved.pins)
         elif not isinstance(text, str):
             raise SessionError(
-                f"{path} has the story in tokens only, which another model does not know: go on "
-                f"with the model {in_one_line(saved.model.file)}"
+                f"{path} has only tokens of the story, which another model cannot read: continue "
+                f"it with the model {in_one_line(saved.model.file)}"
             )
         story = cls(
             llm,
@@ -511,7 +512,7 @@ class Story(TextSession):
         story.notes, story.memory = saved.notes, saved.memory
         story.lore, story.note = saved.lore, saved.note
         if not is_same_model:
-            story.edit(str(text))  # what comes next is new text only
+            story.edit(str(text))  # so that the next `write` yields new text only
             return story
         story.told, story._saved = saved.told, session.tokens
         if reread:
@@ -530,18 +531,18 @@ class Story(TextSession):
 
 
 def _parts_after(llm: Text, prompt: Sequence[int]) -> Detokenizer:
-    """The bytes of the tokens that a story has after its prompt."""
+    """Return a decoder of the tokens after a prompt."""
     return detokenizer(llm.model, prompt, starts_text=list(prompt) == [llm.model.token_bos()])
 
 
 def _written(llm: Text, tokens: Sequence[int], n_prompt: int) -> bytes:
-    """What a story says behind its prompt."""
+    """Return the bytes of the tokens after a prompt."""
     parts = _parts_after(llm, tokens[:n_prompt])
     return b"".join(map(parts.feed, tokens[n_prompt:]))
 
 
 def _whole_tokens(parts: Detokenizer, tokens: Sequence[int], text: str) -> tuple[int, int]:
-    """How many of the first tokens make a beginning of a text, and how many characters it has."""
+    """Return how many first tokens, of how many characters, are a prefix of a text."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
     n_all = n_tokens = n_characters = 0
     for n, token in enumerate(tokens, 1):

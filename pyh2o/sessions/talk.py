@@ -1,4 +1,4 @@
-"""What was said, as a text in a model's cache under a chat template, and how that is changed."""
+"""The text of a conversation in a model's cache, and changes of it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ..writing.finish import FINISH_STOP
 from ..writing.thinking import Thinking
 from ..writing.thoughts import forgets_thoughts, thoughts_of
 from ..writing.tools import Call, Tool
-from .layout import Layout, Places, lay_out, without
+from .layout import Layout, RowShares, lay_out, without
 from .text_session import TextSession
 from .turns import Dialogue, Turn
 
 
 class Talk(TextSession):
-    """Messages and answers that are a text; `Conversation` has them answered."""
+    """Messages and answers as a text; `Conversation` adds generation."""
 
-    def __init__(self, llm: Text | HasText, template: ChatTemplate, places: Places) -> None:
+    def __init__(self, llm: Text | HasText, template: ChatTemplate, places: RowShares) -> None:
         self.llm = llm = text_of(llm)
         self._template, self._places = template, places
-        self._said = Dialogue()
+        self._dialogue = Dialogue()
         self._text = CachedText(llm, on_taken=self._end_answer)
         n_pinned = places.n_pinned(llm, template)
         self._text.begin(template.opening, n_pinned=n_pinned)
 
     @property
     def system(self) -> str | None:
-        """The system prompt that was given."""
+        """The given system prompt."""
         return self._template.system
 
     @property
@@ -42,107 +42,106 @@ class Talk(TextSession):
 
     @property
     def thinking(self) -> Thinking:
-        """Whether the model thinks before it answers, and for how long."""
+        """The reasoning settings."""
         return self._template.thinking
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The calls at the end of the last answer, which wait for `give_results`."""
+        """The tool calls at the end of the last answer, which wait for `give_results`."""
         return self.turns[-1].calls if self.turns else ()
 
     @property
     def turns(self) -> tuple[Turn, ...]:
         """All messages that have an answer."""
-        return self._said.turns
+        return self._dialogue.turns
 
     @property
     def answers(self) -> tuple[Turn, ...]:
-        """The last turn with each of its answers that are kept, by their attempts; () without one.
+        """The last turn with each of its answers, in order of attempts; () without turns.
 
-        One of them is the turn as it is now, the others were replaced by `regenerate`.
+        One of them is the current one, the others were replaced by `regenerate`.
         """
-        return self._said.answers
+        return self._dialogue.answers
 
     # ---------------------------------------------------------------------------------------------
-    # What was said is taken back, or replaced
+    # Changes
     # ---------------------------------------------------------------------------------------------
 
     def choose(self, attempt: int) -> None:
-        """Have an answer back that was replaced; the one in its place is kept in turn.
+        """Restore a replaced answer, and keep the current one as a replaced answer.
 
-        What comes next is as if it had been the answer all the time: bit for bit where a snapshot
-        has it. Otherwise its tokens are read again with the next message.
+        The conversation continues as if it had never been replaced: bit for bit if a snapshot
+        has its rows. Otherwise its tokens are read again with the next message.
 
         Args:
-            attempt: of one of `answers`.
+            attempt: attempt of one of `answers`.
 
         Raises:
-            PyH2OError: there is no such answer, or nothing has been said.
+            PyH2OError: unknown attempt, or there is no message.
         """
         self._settle()
-        last, text = self._said.last, self._text
+        last, text = self._dialogue.last, self._text
         if attempt == last.attempt:
             return
-        self._said, chosen = self._said.choose(attempt, text.tokens)
+        self._dialogue, chosen = self._dialogue.choose(attempt, text.tokens)
         text.truncate(last.answer_start, may_return=True)
         text.restore(last.answer_start, chosen.tokens, text.pins, text.forgotten)
 
     def undo(self) -> Turn:
-        """Take back the last message and its answer, and return them.
+        """Remove the last message with its answer, and return them.
 
         Raises:
-            PyH2OError: nothing has been said.
+            PyH2OError: there is no message.
         """
         self._settle()
-        last = self._said.last
-        self._said = Dialogue(self.turns[:-1])
+        last = self._dialogue.last
+        self._dialogue = Dialogue(self.turns[:-1])
         self._text.truncate(last.start)
         return last
 
     def clear(self) -> None:
-        """Take back all that was said; the system prompt stays."""
+        """Remove all turns; the system prompt stays."""
         self._settle()
         if self.turns:
             start = self.turns[0].start
-            self._said = Dialogue()
+            self._dialogue = Dialogue()
             self._text.truncate(start)
             self._text.drop_snapshots()
 
     def take_over(self, said: Sequence[tuple[str, str]]) -> None:
-        """Begin with messages and answers that were said elsewhere; the next message reads them.
+        """Start with messages and answers from elsewhere, which are read with the next message.
 
         Raises:
-            PyH2OError: the template refuses one.
+            PyH2OError: the template rejects one of them.
         """
         self._settle()
         turns = [Turn(user, answer, FINISH_STOP, 0, 0, 0) for user, answer in said]
-        self._said = Dialogue()
+        self._dialogue = Dialogue()
         self._begin(lay_out(self.llm, self._template, self._places, turns))
 
     def set_system(self, text: str | None) -> None:
-        """Go on under another system prompt; with the next message all is read again.
+        """Set the system prompt; the whole text is read again with the next message.
 
         Raises:
-            SettingsError: the system prompt does not fit the budget, or the template has no place
-                for one.
+            SettingsError: it does not fit the budget, or the template does not support one.
         """
         self._begin_under(ChatTemplate(self.llm.model, text, self.tools, self.thinking))
 
     def set_tools(self, tools: Sequence[Tool]) -> None:
-        """Go on with other tools; with the next message all is read again.
+        """Set the tools; the whole text is read again with the next message.
 
         Raises:
-            SettingsError: they do not fit the budget, or the template has no place for them.
+            SettingsError: they do not fit the budget, or the template does not support tools.
         """
         self._begin_under(ChatTemplate(self.llm.model, self.system, tools, self.thinking))
 
     def set_thinking(self, thinking: Thinking) -> None:
-        """Have other thoughts from the next message on.
+        """Set the reasoning settings from the next message on.
 
-        Where the template speaks of them in the system prompt, all is read again with it.
+        If the template mentions them before the first message, the whole text is read again.
 
         Raises:
-            SettingsError: the template has no such thoughts.
+            SettingsError: the template does not support them.
         """
         self._settle()
         template = ChatTemplate(self.llm.model, self.system, self.tools, thinking)
@@ -152,35 +151,35 @@ class Talk(TextSession):
             self._begin_under(template)
 
     def _begin_under(self, template: ChatTemplate) -> None:
-        """Put what was said into another template."""
+        """Render all turns with another template."""
         self._settle()
         layout = lay_out(self.llm, template, self._places, self.turns, self._text.tokens, self.pins)
         self._template = template
         self._begin(layout)
 
     def _begin(self, layout: Layout) -> None:
-        """Have other tokens for what was said, all to be read."""
-        self._said = replace(self._said, turns=layout.turns)
+        """Replace the tokens; all are read with the next message."""
+        self._dialogue = replace(self._dialogue, turns=layout.turns)
         text, tokens = self._text, layout.tokens
         text.begin(tokens, n_pinned=layout.n_pinned, pins=layout.pins)
-        text.forget(self._thoughts(layout.turns[:-1], tokens))
+        text.forget(self._reasoning_spans(layout.turns[:-1], tokens))
 
     def _settle(self) -> None:
-        """End the answer that is drawn, and refuse to go on as `_check_text` does."""
+        """End the answer in progress, and check as `_check_text` does."""
         self._end_answer()
         self._check_text()
 
     def _end_answer(self) -> None:
-        """End the answer that is drawn, if one is."""
+        """End the answer in progress, if any."""
 
     def _check_text(self) -> None:
-        """Refuse to go on if the model was used for another text."""
+        """Raise an error if the model was used for another text."""
         if not self._text.is_there():
             raise other_text()
         self._text.drop_surplus()
 
-    def _thoughts(self, turns: Sequence[Turn], tokens: Sequence[int]) -> list[Span]:
-        """Where the thoughts of answers are that a text can do without; no pinned ones."""
+    def _reasoning_spans(self, turns: Sequence[Turn], tokens: Sequence[int]) -> list[Span]:
+        """Return the spans of reasoning to drop, without pinned tokens."""
         model = self.llm.model
         parts = [part for turn in turns for part in pairwise([*turn.part_starts, turn.end])]
         found = [thoughts_of(model, tokens, *part) for part in parts]
@@ -191,8 +190,8 @@ class Talk(TextSession):
 
 
 def other_text() -> PyH2OError:
-    """The error for a conversation that is no longer in the model's cache."""
+    """Return the error for a conversation that is no longer in the model's cache."""
     return PyH2OError(
         "the model has been used for another text, and this conversation is no longer in its "
-        "cache: load it from a file (Conversation.load), or begin a new one"
+        "cache: load it from a file (Conversation.load), or start a new one"
     )

@@ -1,4 +1,4 @@
-"""What conversations and stories have in common: a text in a model's cache, its pins, its file."""
+"""The base of conversations and stories: a text in a model's cache, its pins and its file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .session_file import Session, write_session
 
 
 class TextSession:
-    """A text that goes on after it was saved and loaded.
+    """A text that can be saved, loaded and continued.
 
     Attributes:
-        llm: the text of the model that it is in.
-        sampling: how tokens are drawn.
+        llm: the text of the model.
+        sampling: sampling settings.
     """
 
     llm: Text
@@ -30,12 +30,12 @@ class TextSession:
 
     @property
     def tokens(self) -> list[int]:
-        """Of all of the text, whether they are evaluated yet or not."""
+        """All tokens of the text, evaluated or not."""
         return self._text.tokens
 
     @property
     def unread(self) -> list[int]:
-        """Those of them that are evaluated before the next one is drawn."""
+        """The last tokens, which are not evaluated yet."""
         return self._text.unread
 
     # ---------------------------------------------------------------------------------------------
@@ -44,29 +44,29 @@ class TextSession:
 
     @property
     def pins(self) -> Pins:
-        """Spans that are pinned beside the first tokens: (start, end), end not included."""
+        """Pinned spans other than the first tokens: (start, end), end not included."""
         return self._text.pins
 
     @property
     def n_pinned(self) -> int:
-        """First tokens that are pinned."""
+        """Number of first tokens that are pinned."""
         return self._text.n_pinned
 
     def pin(self, start: int, end: int) -> None:
-        """Never evict these tokens from now on; what was evicted comes back from the archive.
+        """Pin tokens from `start` to `end`; evicted rows are restored from the archive.
 
         Raises:
-            SettingsError: the text has no such tokens, or there is no room for them.
+            SettingsError: the text has no such tokens, or they do not fit the budget.
             PyH2OError: it is a conversation, and the model has another text by now.
         """
         pins = merged([*self.pins, self._span(start, end)])
-        for gone in self._text.forgotten:
-            pins = without(pins, *gone)
+        for span in self._text.forgotten:
+            pins = without(pins, *span)
         check_pins(self.llm, self.n_pinned, pins)
         self._text.pin(pins)
 
     def unpin(self, start: int, end: int) -> None:
-        """Let these tokens be evicted again, but for the first ones.
+        """Allow eviction of these tokens again, except for the first ones.
 
         Raises:
             SettingsError: the text has no such tokens.
@@ -75,18 +75,18 @@ class TextSession:
         self._text.pin(without(self.pins, *self._span(start, end)))
 
     def _pictures(self) -> dict[str, bytes]:
-        """The files of pictures in the text, by their hashes."""
+        """Return the files of pictures in the text, by their hashes."""
         return {}
 
     def _settle(self) -> None:
-        """Do what has to be done before a change."""
+        """Prepare for a change of the text."""
 
     def _span(self, start: int, end: int) -> Span:
-        """Tokens that are there, before a change of their pins."""
+        """Check a span, and prepare for a change of its pins."""
         self._settle()
         if not 0 <= start < end <= len(self.tokens):
             raise SettingsError(
-                f"there are no tokens from {start} to {end} to pin: the text has {len(self.tokens)}"
+                f"cannot pin tokens from {start} to {end}: the text has {len(self.tokens)} tokens"
             )
         return start, end
 
@@ -95,7 +95,7 @@ class TextSession:
     # ---------------------------------------------------------------------------------------------
 
     def _header(self) -> dict[str, Any]:
-        """What the header of its file has, whatever it is; of no cache, if that is another's."""
+        """Return the header fields that all kinds of sessions have."""
         model = self.llm.model
         return {
             "model": model_identity(model),
@@ -109,15 +109,15 @@ class TextSession:
     def _write_file(
         self, path: str | Path, header: SessionHeader, *, portable: bool = False
     ) -> None:
-        """Write the session file, with what is in the cache and the archive of recall.
+        """Write the session file, with the state of the cache, and the archive.
 
         Args:
-            path: the file.
-            header: of it, which gets the id of the archive.
-            portable: have the archive in this file, and not in one beside it.
+            path: the session file.
+            header: its header, to which the id of the archive is added.
+            portable: whether to write the archive into this file.
 
         Raises:
-            SessionError: it cannot be written; an old one is unchanged.
+            SessionError: the file cannot be written; an old one is unchanged.
         """
         llm, is_there = self.llm, self._text.is_there()
         saving = llm.archive and is_there and llm.archive.saving(path, portable=portable)
@@ -128,7 +128,7 @@ class TextSession:
             write_session(path, session)
 
     def _read_file(self, path: str | Path, session: Session, saved: SessionHeader) -> None:
-        """Take over the text of a file; what of its state does not fit is to be read again."""
+        """Load the text of a file; if its state does not match, the text is read again."""
         if self.llm.archive is not None:
             self.llm.archive.open_saved(path, saved.archive)
         self._text.load(session.tokens, saved.cached, session.kv, saved.pins, saved.forgotten)

@@ -1,4 +1,4 @@
-"""The turns of a conversation: those that were said, and the answer that is drawn."""
+"""The turns of a conversation, and the answer in progress."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from ..writing.sampling import LARGEST_SEED
 from ..writing.tools import Call
 from .records import Count
 
-# So many answers that were replaced are kept; of more, the one that was replaced first goes.
-MOST_KEPT = 20
+# Maximum number of replaced answers that are kept.
+MAX_KEPT = 20
 
 ANSWER_FINISHES = (
     FINISH_STOP,
@@ -46,13 +46,13 @@ Finish = Annotated[str, ANSWER_FINISHES]
 
 @dataclass(frozen=True)
 class Step:
-    """A part of an answer that ended in calls of tools.
+    """A part of an answer that ends in tool calls.
 
     Attributes:
-        text: of it, beside the calls.
-        calls: with their results.
-        n_tokens: of the part and of the results, with what the template writes around them.
-        thoughts: before the text.
+        text: the text without the calls.
+        calls: the calls with their results.
+        n_tokens: number of tokens of the part and the results, including the template's.
+        thoughts: reasoning before the text.
     """
 
     text: str
@@ -63,22 +63,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Turn:
-    """A message and its answer; positions count the tokens of the text.
+    """A message and its answer, with token positions.
 
     Attributes:
         user: the message.
-        answer: the text of the answer; behind calls of tools, what comes after their results.
-        finish: why it ended: "stop", "length" (`max_tokens`, or a full cache that does not evict),
+        answer: the text of the answer, after the results of tool calls if there are any.
+        finish: finish reason: "stop", "length" (`max_tokens`, or a full cache without eviction),
             "repetition" (it only repeated itself), "interrupted", "trained_context" or
             "tool_calls" (it waits for results).
-        start: where the turn's tokens begin: with the end of the answer before.
-        answer_start: the answer's first token, that of its first step if it has some.
-        end: behind the answer's last token, whether that is evaluated yet or not.
-        attempt: answers the message had before this one.
-        told: what the model was told before the message (see `lorebooks`).
-        steps: parts of the answer before that called tools.
-        calls: that wait for their results.
-        thoughts: before the answer's text.
+        start: first token of the turn: the end of the previous answer.
+        answer_start: first token of the answer or of its first step.
+        end: end of the answer; its last token may not be evaluated yet.
+        attempt: number of earlier answers to the message.
+        told: lore and note before the message (see `lorebooks`).
+        steps: earlier parts of the answer, which called tools.
+        calls: calls that wait for their results.
+        thoughts: reasoning before the answer's text.
     """
 
     user: str
@@ -95,22 +95,22 @@ class Turn:
 
     @property
     def message(self) -> str:
-        """All that comes before the answer."""
+        """The message with lore and note."""
         return f"{self.told}\n\n{self.user}" if self.told else self.user
 
     @property
     def part_starts(self) -> list[int]:
-        """Where the parts of the answer begin: the steps, and what comes behind their results."""
+        """The first tokens of the steps, and of the part after their results."""
         return [*accumulate((step.n_tokens for step in self.steps), initial=self.answer_start)]
 
 
 @dataclass(frozen=True)
 class KeptAnswer:
-    """An answer to the last message that another one has replaced.
+    """A replaced answer to the last message.
 
     Attributes:
         answer, finish, attempt, steps, calls, thoughts: as in a turn.
-        tokens: of the answer; [n_tokens], at least one.
+        tokens: tokens of the answer; [n_tokens], at least one.
     """
 
     answer: str
@@ -122,18 +122,18 @@ class KeptAnswer:
     thoughts: str = ""
 
     def in_turn(self, turn: Turn) -> Turn:
-        """The turn with this answer in the place of its own."""
-        said = {name: value for name, value in vars(self).items() if name != "tokens"}
-        return replace(turn, **said, end=turn.answer_start + len(self.tokens))
+        """Return the turn with this answer instead of its own."""
+        values = {name: value for name, value in vars(self).items() if name != "tokens"}
+        return replace(turn, **values, end=turn.answer_start + len(self.tokens))
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """What was said.
+    """Messages and answers.
 
     Attributes:
         turns: all messages that have an answer.
-        kept: answers to the last one that were replaced, in the order of that.
+        kept: replaced answers to the last message, in the order of replacement.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -147,46 +147,46 @@ class Dialogue:
             PyH2OError: there is none.
         """
         if not self.turns:
-            raise PyH2OError("nothing has been said yet: say something")
+            raise PyH2OError("there is no message yet: send one")
         return self.turns[-1]
 
     @property
     def answers(self) -> tuple[Turn, ...]:
-        """The last turn with each of its answers, by their attempts; () without one."""
+        """The last turn with each of its answers, in order of attempts; () without turns."""
         last = self.turns[-1:]
         found = [*last, *(kept.in_turn(last[0]) for kept in self.kept)]
         return tuple(sorted(found, key=lambda turn: turn.attempt))
 
     @property
     def attempts(self) -> list[int]:
-        """Of these answers."""
+        """The attempts of `answers`."""
         return [turn.attempt for turn in self.answers]
 
     def open_again(self, text: Sequence[int]) -> Dialogue:
-        """Without the last turn, whose answer is kept; its tokens are in the text."""
+        """Return the dialogue without the last turn, whose answer is added to `kept`."""
         last = self.last
         tokens = tuple(text[last.answer_start : last.end])
         kept = self.kept
-        if tokens:  # it was not cut off before its first one
-            said = {
+        if tokens:  # empty if the answer was interrupted before its first token
+            values = {
                 each.name: getattr(last, each.name)
                 for each in fields(KeptAnswer)
                 if each.name != "tokens"
             }
-            kept = (*kept, KeptAnswer(tokens=tokens, **said))
-        return Dialogue(self.turns[:-1], kept[-MOST_KEPT:])
+            kept = (*kept, KeptAnswer(tokens=tokens, **values))
+        return Dialogue(self.turns[:-1], kept[-MAX_KEPT:])
 
     def choose(self, attempt: int, text: Sequence[int]) -> tuple[Dialogue, KeptAnswer]:
-        """With an answer that was replaced in the place of the one in the text, which is kept.
+        """Return the dialogue with a replaced answer as its last one, and that answer.
 
         Raises:
-            PyH2OError: there is no such answer.
+            PyH2OError: unknown attempt.
         """
         chosen = next((each for each in self.kept if each.attempt == attempt), None)
         if chosen is None:
-            there = ", ".join(map(str, self.attempts))
+            available = ", ".join(map(str, self.attempts))
             raise PyH2OError(
-                f"the last message has no answer of attempt {attempt}: choose among {there}"
+                f"the last message has no answer of attempt {attempt}: available are {available}"
             )
         others = tuple(each for each in self.kept if each is not chosen)
         others = replace(self, kept=others).open_again(text).kept
@@ -194,14 +194,14 @@ class Dialogue:
 
 
 class Answer:
-    """An answer while it is drawn.
+    """An answer in progress.
 
     Attributes:
-        turn: that it makes, as far as it is known before.
-        generation: its tokens as they come.
-        before: those that were drawn before it was stopped, if it goes on now.
-        finish: why it ended; empty before, and if an error ended it.
-        calls: of tools, at its end.
+        turn: its turn, without what is not known yet.
+        generation: its token loop.
+        before: earlier tokens, if it continues a stopped answer.
+        finish: finish reason; "" while it is generated, and after an error.
+        calls: tool calls at its end.
     """
 
     def __init__(
@@ -214,9 +214,9 @@ class Answer:
         before: Sequence[int],
         limit: int | None,
     ) -> None:
-        """Begin the answer of a turn, behind the tokens `lead`; or go on with it, behind `before`.
+        """Start the answer of a turn after the tokens `lead`, or continue it after `before`.
 
-        Its tokens are added to `text`, `limit` at most.
+        At most `limit` tokens are added to `text`.
         """
         endless = EndlessText(before)
         self.turn = turn
@@ -233,59 +233,59 @@ class Answer:
         self.calls: tuple[Call, ...] = ()
         self._parser = template.parser()
         self._texts: list[str] = []
-        self._thoughts: list[str] = []
+        self._reasoning: list[str] = []
         self._n_shown = 0
         if before:
             self.take(generation.repeat(before))
-            # what the end of an answer is held back for has been shown already
+            # text that is held back again has already been shown
             self._n_shown = len(turn.answer) - len("".join(self._texts))
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether there is a new token."""
         return self.generation.taken > len(self.before)
 
     @property
     def kept(self) -> int:
-        """How many of its tokens make a turn; 0 if there is nothing new of it, or an error."""
-        is_made = self.has_begun if self.finish == FINISH_INTERRUPTED else self.finish
+        """Number of its tokens to keep in the turn; 0 without new tokens, or after an error."""
+        is_made = self.has_started if self.finish == FINISH_INTERRUPTED else self.finish
         return self.generation.kept if is_made else 0
 
     def take(self, pieces: Sequence[Piece]) -> list[str]:
-        """Add pieces of its text; return what is new of them, thoughts as `ReasoningText`."""
+        """Add pieces of its text; return the new text, reasoning as `ReasoningText`."""
         new = list[str]()
         for text in (piece.text for piece in pieces if piece.text):
             new += (
                 self._added(text)
                 if self._parser is None
-                else self._told_apart(self._parser.add(text))
+                else self._added_parts(self._parser.add(text))
             )
         return new
 
     def end(self) -> list[str]:
-        """Add what is held back; nothing can come after it."""
+        """Add the text that is held back, at the end of the answer."""
         rest = self.take(self.generation.end())
         if self._parser is None:
             return rest
-        rest += self._told_apart(self._parser.end())
+        rest += self._added_parts(self._parser.end())
         if self.finish == FINISH_STOP and self._parser.calls:
             self.calls = tuple(Call(call.name, call.arguments) for call in self._parser.calls)
             self.finish = FINISH_TOOL_CALLS
         return rest
 
-    def _told_apart(self, parts: Sequence[Part]) -> list[str]:
+    def _added_parts(self, parts: Sequence[Part]) -> list[str]:
         new = list[str]()
         for part in parts:
             if isinstance(part, Reasoning):
-                self._thoughts.append(part.text)
+                self._reasoning.append(part.text)
                 new.append(ReasoningText(part.text))
             elif isinstance(part, Content):
-                is_first = not self._texts and self._thoughts
+                is_first = not self._texts and self._reasoning
                 new += self._added(part.text.lstrip() if is_first else part.text)
         return new
 
     def _added(self, text: str) -> list[str]:
-        """Add what is said; return what was not shown before."""
+        """Add text; return the part that was not shown before."""
         if text:
             self._texts.append(text)
         new = text[self._n_shown :]
@@ -293,19 +293,19 @@ class Answer:
         return [new] if new else []
 
     def made_turn(self, end: int) -> Turn:
-        """The turn it makes, with the position behind the last token that is kept."""
+        """Return its turn, with the end of its last kept token."""
         return replace(
             self.turn,
             answer="".join(self._texts),
             finish=self.finish,
             end=end,
             calls=self.calls,
-            thoughts="".join(self._thoughts),
+            thoughts="".join(self._reasoning),
         )
 
 
 def answer_seed(seed: int, turn: int, attempt: int, step: int) -> int:
-    """The seed of a part of an answer; each has its own, which is the same in every run."""
+    """Return the seed of a part of an answer, derived from its position."""
     at = [turn, attempt, step] if step else [turn, attempt]
     state = np.random.SeedSequence([seed, *at]).generate_state(1)
     return int(state[0]) % (LARGEST_SEED + 1)

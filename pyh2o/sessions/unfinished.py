@@ -1,7 +1,7 @@
-"""An answer or a passage in the making, beside the session file: what stays if a program is killed.
+"""Records of an answer or passage in progress, which survive if the program is killed.
 
-The file has the message and the answer so far, or the passage, but nothing of the cache: it is
-small. Whoever reads the session finds them in it, as interrupted; the next save has them, too.
+The record is a small file next to the session file, with the message and the answer so far, or the
+passage, but no cache. Reading the session includes them, as interrupted; the next save too.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ if TYPE_CHECKING:
     from .turns import Answer, Dialogue
 
 SUFFIX = ".unfinished"
-# Between two notes of an answer.
+# Between two records of an answer.
 SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """What comes behind the first turns and tokens of a session; lists do without llama.cpp.
+    """The changes of a session since it was saved.
+
+    Turns are undecoded, as their classes need llama.cpp, and lists of sessions do not.
 
     Attributes:
-        session: `sum_of` the tokens in the session's file.
-        start: so many of the session's tokens stay.
-        tokens: that come behind them.
-        n_turns: so many of its turns stay.
-        turn: that comes behind them, as the session's header has it.
-        kept: answers to its message that were replaced, likewise.
-        pictures: files of those in the message, in base64, by their hashes.
-        story: what the header of a story has in the place of what it had.
-        n_characters: so many of its text in the header's notes stay before that here.
+        session: `sum_of` the tokens in the session file.
+        start: number of first tokens of the session that stay.
+        tokens: the tokens after them.
+        n_turns: number of first turns that stay.
+        turn: the turn after them, as in the session's header.
+        kept: replaced answers to its message, as in the session's header.
+        pictures: files of pictures in the message, in base64, by their hashes.
+        story: new fields of a story's header.
+        n_characters: number of first characters of the story's text that stay.
     """
 
     session: int
@@ -60,17 +62,17 @@ class Unfinished:
 
 
 def path_beside(session: str | Path) -> Path:
-    """The file beside that of a session."""
+    """Return the path of a session's record file."""
     return Path(os.path.realpath(session) + SUFFIX)
 
 
 def sum_of(tokens: Sequence[int]) -> int:
-    """What tells the texts of sessions apart."""
+    """Return a checksum of tokens."""
     return zlib.crc32(np.asarray(tokens, "<i4").tobytes())
 
 
-class Notes:
-    """Writes down what is made while it is drawn, every few seconds."""
+class Recorder:
+    """Records an answer or a passage every few seconds while it is generated."""
 
     def __init__(
         self,
@@ -78,92 +80,92 @@ class Notes:
         tokens: Sequence[int],
         pictures: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Beside a session that has these tokens, with pictures; nowhere if it is None."""
+        """Record next to a session file with these tokens and pictures; nothing if it is None."""
         self._path = session and path_beside(session)
         self._sum = sum_of(tokens) if session else 0
         files = pictures if session and pictures else {}
         self._pictures = {key: b64encode(data).decode() for key, data in files.items()}
         self._next = 0.0
 
-    def note(
+    def record(
         self,
         answer: Answer,
         text: list[int],
         start: int,
-        said: Dialogue,
+        dialogue: Dialogue,
         *,
         at_once: bool = False,
     ) -> None:
-        """Write an answer down, if it is time; the text is another one from token `start` on."""
+        """Record an answer, if it is due; the text has changed from token `start` on."""
         if at_once or self.is_due:
             turn = replace(answer.made_turn(len(text)), finish=FINISH_INTERRUPTED)
             self._write(
                 text,
                 start,
-                n_turns=len(said.turns),
+                n_turns=len(dialogue.turns),
                 turn=asdict(turn),
-                kept=[asdict(each) for each in said.kept],
+                kept=[asdict(each) for each in dialogue.kept],
                 pictures=self._pictures,
             )
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to write something down."""
+        """Whether the next record is due."""
         return self._path is not None and time.monotonic() >= self._next
 
-    def note_story(
+    def record_story(
         self, text: list[int], start: int, story: dict[str, Any], n_characters: int
     ) -> None:
-        """Write a passage down: what the header has now, and of its text what is new."""
+        """Record a passage: the current header and the new text."""
         self._write(text, start, story=story, n_characters=n_characters)
 
-    def _write(self, text: list[int], start: int, **made: Any) -> None:
+    def _write(self, text: list[int], start: int, **fields: Any) -> None:
         if self._path is None:
             return
         self._next = time.monotonic() + SECONDS
-        noted = Unfinished(self._sum, start, tuple(text[start:]), **made)
-        with (  # what is made goes on without; the end of it is saved, or an error
+        record = Unfinished(self._sum, start, tuple(text[start:]), **fields)
+        with (  # an error does not end the answer: saving it will report the error
             contextlib.suppress(OSError),
             replacement(self._path, prefix=f".{self._path.name}-", mode=0o600) as file,
         ):
-            file.write(json.dumps(asdict(noted)).encode())
+            file.write(json.dumps(asdict(record)).encode())
 
 
-def read_note(session: str | Path) -> Unfinished | None:
-    """What is noted beside a session; None if that is nothing."""
+def read_record(session: str | Path) -> Unfinished | None:
+    """Return the record of a session; None if there is none."""
     try:
-        return record_of(Unfinished, json.loads(path_beside(session).read_bytes()), "note")
+        return record_of(Unfinished, json.loads(path_beside(session).read_bytes()), "record")
     except (OSError, ValueError):
         return None
 
 
-def pictures_in(made: Unfinished | None) -> dict[str, bytes]:
-    """The files of pictures in a note, by their hashes."""
-    return {key: b64decode(data) for key, data in made.pictures.items()} if made else {}
+def pictures_in(record: Unfinished | None) -> dict[str, bytes]:
+    """Return the files of pictures in a record, by their hashes."""
+    return {key: b64decode(data) for key, data in record.pictures.items()} if record else {}
 
 
 def with_unfinished(
-    made: Unfinished | None, header: dict[str, Any], tokens: list[int]
+    record: Unfinished | None, header: dict[str, Any], tokens: list[int]
 ) -> tuple[dict[str, Any], list[int]]:
-    """Header and tokens of a session with what is noted beside it, if that belongs to it."""
-    if made is None or made.session != sum_of(tokens):
-        return header, tokens  # it was saved since
-    text = [*tokens[: made.start], *made.tokens]
+    """Return header and tokens of a session with the changes of its record, if they match."""
+    if record is None or record.session != sum_of(tokens):
+        return header, tokens  # the session was saved after the record
+    text = [*tokens[: record.start], *record.tokens]
     n_same = n_common(text, tokens)
-    if made.story is None:
-        said: dict[str, Any] = {
-            "turns": [*header["turns"][: made.n_turns], made.turn],
-            "kept": made.kept,
+    if record.story is None:
+        changes: dict[str, Any] = {
+            "turns": [*header["turns"][: record.n_turns], record.turn],
+            "kept": record.kept,
         }
     else:
-        notes = dict(made.story["notes"])
-        notes["text"] = header["notes"].get("text", "")[: made.n_characters] + notes["text"]
-        said = {**made.story, "notes": notes}
+        notes = dict(record.story["notes"])
+        notes["text"] = header["notes"].get("text", "")[: record.n_characters] + notes["text"]
+        changes = {**record.story, "notes": notes}
     return {
         **header,
-        **said,
-        # a state that covers more is one of another text: all is read again
+        **changes,
+        # a state of more tokens belongs to another text: all is read again
         "cached": header["cached"] if header["cached"] <= n_same else 0,
         "pins": [pin for pin in header["pins"] if pin[1] <= n_same],
-        "forgotten": [gone for gone in header.get("forgotten", ()) if gone[1] <= n_same],
+        "forgotten": [span for span in header.get("forgotten", ()) if span[1] <= n_same],
     }, text

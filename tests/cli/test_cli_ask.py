@@ -94,7 +94,7 @@ def test_answer_that_is_cut(model: ScriptedModel) -> None:
         0,
         "Hi\n",
         model.footer(("Who?", "Hi"), cut=True)
-        + "the answer was cut at 2 tokens: give a larger --max-tokens\n",
+        + "the answer reached 2 tokens: give a larger --max-tokens\n",
     )
 
 

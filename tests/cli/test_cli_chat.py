@@ -104,7 +104,7 @@ def test_ctrl_c_ends_a_script_and_keeps_the_text(model: ScriptedModel) -> None:
         130,
         "Hi \n",
         model.footer(("Hello", "Hi "), cut=True)
-        + "stopped by Ctrl-C: what was said so far stays, and /continue goes on\n"
+        + "stopped by Ctrl-C: the text so far is kept, and /continue continues it\n"
         "stopped by Ctrl-C\n",
     )
     assert answers_of() == [("Hello", "Hi ")]
@@ -119,7 +119,7 @@ def test_ctrl_c_before_the_first_word_takes_the_message_back(model: ScriptedMode
         130,
         "",
         model.empty_footer(model.n_text())  # what comes before any message stays
-        + "stopped by Ctrl-C: your message was taken back\nstopped by Ctrl-C\n",
+        + "stopped by Ctrl-C: your message was removed\nstopped by Ctrl-C\n",
     )
 
 
@@ -132,9 +132,9 @@ def test_model_with_nothing_to_say(model: ScriptedModel) -> None:
         "Hi\n",
         model.footer(said)
         + model.empty_footer(model.n_text(said))
-        + "the model had nothing to say: your message was taken back\n"
+        + "the answer is empty: your message was removed\n"
         + model.empty_footer(model.n_text(("Hello", "")) - 1)
-        + "the model had nothing to say: the old answer stays\n",
+        + "the answer is empty: the old answer stays\n",
     )
     assert answers_of() == [("Hello", "Hi")]
 
@@ -147,7 +147,7 @@ def test_end_of_the_trained_context(model: ScriptedModel) -> None:
         "Hi\n",
         model.footer(("Hello", "Hi"))
         + "the answer ends here: all 1,000 positions of the trained context are used; all "
-        "text is kept, but start a new chat to go on\n",
+        "text is kept, but a new chat is needed to continue\n",
     )
 
 
@@ -160,9 +160,9 @@ def test_full_cache_that_is_full(chat_llm: Llama, monkeypatch: pytest.MonkeyPatc
     n_answer = 256 - model.n_text(("Hello", "")) + 1
     assert len(output.text) == n_answer + 1
     assert output.notes == (
-        f"{n_answer} tokens · 2.0 tokens/s · first after 0.5 s · remembers all 256 tokens\n"
+        f"{n_answer} tokens · 2.0 tokens/s · first after 0.5 s · all 256 tokens cached\n"
         "the answer ends here: the window of 256 tokens is full (--no-evict); all "
-        "text is kept, but start a new chat to go on\n"
+        "text is kept, but a new chat is needed to continue\n"
     )
 
 

@@ -33,7 +33,7 @@ def test_a_card_begins_the_chat(model: ScriptedModel, files: tuple[str, ...]) ->
     model.say("Four.", "No!")
     output = run("chat", *files, "--session", "stars", stdin="How many?\nA comet!\n/note\n")
     assert output.text == "Hello Eve!\nFour.\nNo!\n"
-    assert notes_of(output)[-1] == "told with every few messages: Be brief."
+    assert notes_of(output)[-1] == "inserted every few messages: Be brief."
     conversation = RecordedConversation.last
     assert conversation.system == SYSTEM
     assert [turn.told for turn in conversation.turns] == [
@@ -60,5 +60,6 @@ def test_a_system_prompt_is_what_a_card_is_played_by(
 def test_a_file_that_is_no_card(model: ScriptedModel) -> None:
     Path("x.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     output = run("chat", "--card", "x.png", stdin="Hello\n")
-    said = "error: x.png is no character card, a PNG or JSON: the picture has no card inside\n"
+    reason = "the picture does not contain a card"
+    said = f"error: x.png is not a character card (PNG or JSON): {reason}\n"
     assert output == Output(1, "", said)

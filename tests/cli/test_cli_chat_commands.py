@@ -28,7 +28,7 @@ def test_help(model: ScriptedModel) -> None:
     lines = run("chat", stdin="/help\n").notes.splitlines()
     names = [line.split()[0] for line in lines if line.startswith("/")]
     assert names == list(COMMANDS)
-    assert lines[0] == "/help                       This list."
+    assert lines[0] == "/help                       Show this list."
 
 
 @pytest.mark.parametrize("name", ["/foo", "/UNDO", "/usr/bin"])
@@ -38,7 +38,7 @@ def test_unknown_commands_are_never_sent(model: ScriptedModel, name: str) -> Non
     assert output == Output(
         1,  # at the end: the script was not done as it was written
         "Hi\n",
-        f"error: unknown command {name}: /help lists the commands; begin the line with a space to "
+        f"error: unknown command {name}: /help lists the commands; start the line with a space to "
         "send it to the model\n" + model.footer(("Hello", "Hi")),
     )
     assert said() == ["Hello"]
@@ -52,31 +52,31 @@ def test_quit_ends_the_chat(model: ScriptedModel) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("/quit now", "/quit stands alone: leave out what is behind it"),
-        ("/read", "/read needs more: /read FILE [TEXT]"),
-        ("/load ", "/load needs more: /load NAME|FILE"),
-        ("/regen", "there is no message yet: type one"),
-        ("/answers", "there is no message yet: type one"),
-        ("/save", "this chat is not saved as it goes: /save FILE saves a copy of it"),
-        ("/kv 0", "/kv shows the passages held best, and /kv all all tokens"),
-        ("/set colour", "there is no setting colour: /set shows them all\n"),
-        ("/set top 5", "there is no setting top: /set shows them all\n"),
+        ("/quit now", "/quit takes no argument"),
+        ("/read", "/read needs an argument: /read FILE [TEXT]"),
+        ("/load ", "/load needs an argument: /load NAME|FILE"),
+        ("/regen", "there is no message yet: send one"),
+        ("/answers", "there is no message yet: send one"),
+        ("/save", "this chat is not saved automatically: /save FILE saves a copy"),
+        ("/kv 0", "/kv shows the passages with most rows, /kv all shows all"),
+        ("/set colour", "unknown setting colour: /set shows all settings\n"),
+        ("/set top 5", "unknown setting top: /set shows all settings\n"),
         ("/set temp hot", "temperature is 'hot': give a number"),
         ("/set dry-seq a", "dry_sequence_breakers is 'a': give a list such as ["),
         ("/set temp -1", "temperature is -1.0: give 0 for the most probable token, or a "),
         ("/read none.txt", "cannot read none.txt: No such file or directory"),
         ("/read latin.txt", "latin.txt is not UTF-8 text (byte 2): save it as UTF-8"),
         ("/read empty.txt", "empty.txt is empty: give a file with a text"),
-        ("/read 'my", 'a quote in "\'my" is not closed'),
+        ("/read 'my", 'unclosed quote in "\'my"'),
         ("/read ~nobody-here/x.txt", "cannot read ~nobody-here/x.txt: No such file"),
-        ("/save a\0b", r"'a\x00b' cannot be the name of a file"),
+        ("/save a\0b", r"'a\x00b' is not a valid file name"),
         (f"/save {'x' * 300}", f"{'x' * 300}: File name too long"),
         ("/save none/x.h2o", "cannot save the session to none/x.h2o: No such file or directory"),
-        ("/load none.h2o", "there is no file none.h2o, and no such session: /sessions lists"),
-        ("/continue", "there is no message yet: type one"),
-        ("/pin the code", "nobody has said 'the code': give words as they were said"),
+        ("/load none.h2o", "no session or file none.h2o: /sessions lists"),
+        ("/continue", "there is no message yet: send one"),
+        ("/pin the code", "'the code' is not in the conversation: give the exact words"),
         ("/unpin", "nothing is pinned\n"),
-        ("/load a b", "'a b' is more than a file: put quotes around a name with spaces"),
+        ("/load a b", "'a b' is not a file: put quotes around a name with spaces"),
     ],
 )
 def test_commands_that_cannot_be_done(model: ScriptedModel, line: str, message: str) -> None:
@@ -102,7 +102,7 @@ def test_regen_and_edit(model: ScriptedModel) -> None:
     assert answers_of() == [("Good  morning", "three")]
     model.say("one")
     output = run("chat", stdin="Hello\n/edit\n")
-    assert output.notes.endswith("error: a script has to give the new message: /edit TEXT\n")
+    assert output.notes.endswith("error: in a script, /edit needs the new message: /edit TEXT\n")
 
 
 def test_answers_lists_and_chooses_replaced_answers(model: ScriptedModel) -> None:
@@ -127,7 +127,7 @@ def test_answers_lists_and_chooses_replaced_answers(model: ScriptedModel) -> Non
 def test_answers_that_are_not_there(model: ScriptedModel, wanted: str) -> None:
     model.say("one", "two")
     output = run("chat", stdin=f"Hello\n/regen\n/answers {wanted}\n")
-    assert notes_of(output) == [f"error: there is no answer {wanted}: /answers lists them"]
+    assert notes_of(output) == [f"error: unknown answer {wanted}: /answers lists them"]
     assert (output.code, answers_of()) == (1, [("Hello", "two")])
 
 
@@ -136,13 +136,13 @@ def test_continue_goes_on_with_an_answer_that_was_cut(model: ScriptedModel) -> N
     output = run("chat", "-n", "2", stdin="Hello\n/continue\n/continue\n/continue\n")
     hello = model.n_text(("Hello", "Hi t"))
     cut = (
-        "the answer was cut at 2 tokens: give a larger --max-tokens; /continue goes on, "
-        "/regen draws another one"
+        "the answer reached 2 tokens: give a larger --max-tokens; /continue continues it, "
+        "/regen samples another one"
     )
     assert notes_of(output) == [
         cut,
         cut,
-        "error: the model has ended its answer: say something, or regenerate it",
+        "error: the model has ended its answer: send a message, or regenerate it",
     ]
     assert (output.code, output.text) == (1, "Hi\n t\n")
     assert f"2 tokens · 2.0 tokens/s · first after 0.5 s · {model.cache(hello - 1)}" in output.notes
@@ -155,7 +155,7 @@ def test_answers_that_only_repeat_themselves(model: ScriptedModel) -> None:
     output = run("chat", stdin="Hello\n/continue\n")
     ended = (
         "the answer ends here: the model keeps repeating itself (a higher --temp or "
-        "--repeat-penalty helps); /continue goes on, /regen draws another one"
+        "--repeat-penalty helps); /continue continues it, /regen samples another one"
     )
     assert notes_of(output) == [ended, ended]
     [(_, answer)] = answers_of()
@@ -174,13 +174,13 @@ def test_pin_and_unpin(model: ScriptedModel) -> None:
     ]
     output = run("chat", stdin="\n".join([*lines, "/unpin code", "/unpin"]))
     assert notes_of(output) == [
-        "nothing is pinned: /pin TEXT keeps the newest passage with these words",
+        "nothing is pinned: /pin TEXT pins the last sentences with these words",
         "pinned, 17 tokens: The code is 4711.",
         "pinned, 17 tokens: The code is 4711.",
         "pinned, 8 tokens: Keep it.",
-        "error: nobody has said 'nope': give words as they were said",
+        "error: 'nope' is not in the conversation: give the exact words",
         "still pinned: 1 passage",
-        "nothing is pinned any more",
+        "nothing is pinned",
     ]
 
 
@@ -191,10 +191,10 @@ def test_undo_and_clear(model: ScriptedModel) -> None:
     said = [("one", "a"), ("two", "a")]
     shown = "word " * 11 + "wo..."
     assert notes_of(output) == [
-        f"taken back: {shown} (2 turns, {model.n_text(*said[:2], system='Be kind.')} tokens left)",
-        f"taken back: two (1 turn, {model.n_text(*said[:1], system='Be kind.')} tokens left)",
-        "forgotten: 3 turns; the system prompt stays",
-        "error: there is no message yet: type one",
+        f"removed: {shown} (2 turns, {model.n_text(*said[:2], system='Be kind.')} tokens left)",
+        f"removed: two (1 turn, {model.n_text(*said[:1], system='Be kind.')} tokens left)",
+        "removed: 3 turns; the system prompt stays",
+        "error: there is no message yet: send one",
     ]
     assert RecordedConversation.last.system == "Be kind."
 
@@ -202,16 +202,16 @@ def test_undo_and_clear(model: ScriptedModel) -> None:
 def test_undo_says_what_is_read_again(path: Path) -> None:
     small = ["-m", str(path), "--hh=16", "--recent=16", "--slack=8", "-n60", "--seed=1"]
     output = run("chat", *small, "--recall=0", "--store-mib=0", stdin="one\ntwo\n/undo\nthree\n")
-    undone, again = [line for line in notes_of(output) if "the answer was" not in line][-2:]
-    (n_left,) = re.findall(r"taken back: two \(1 turn, (\d+) tokens left\)", undone)
+    undone, again = [line for line in notes_of(output) if "the answer reached" not in line][-2:]
+    (n_left,) = re.findall(r"removed: two \(1 turn, (\d+) tokens left\)", undone)
     assert again == f"{n_left} tokens will be read again with the next message"
 
 
 def test_line_under_an_answer() -> None:
     answer = Answer("stop", True, 9, 0.5, 120, 7.0)
     assert footer(answer, cache_with(4_481, used=1_638, found_share=0.0314)) == (
-        "120 tokens · 17.0 tokens/s · first after 0.5 s · remembers 1,638 of 4,481 tokens · "
-        "3.1% looked up"
+        "120 tokens · 17.0 tokens/s · first after 0.5 s · 1,638 of 4,481 tokens cached · "
+        "3.1% recalled"
     )
 
 
@@ -223,7 +223,7 @@ def test_system_prompt_is_shown_set_and_taken_away(model: ScriptedModel) -> None
     n_brief = model.n_text(hello, system="Be brief.\nAlways.")
     n_both = model.n_text(hello, who)
     assert notes_of(output) == [
-        "no system prompt but the model's own",
+        "the template's default system prompt",
         "system prompt: Be kind.",
         f"{n_brief} tokens will be read again with the next message",
         "system prompt: Be brief.",
@@ -231,7 +231,7 @@ def test_system_prompt_is_shown_set_and_taken_away(model: ScriptedModel) -> None
         "system prompt: Be brief.",
         "Always.",
         f"{n_both} tokens will be read again with the next message",
-        "no system prompt but the model's own",
+        "the template's default system prompt",
     ]
     assert RecordedConversation.last.system is None
 

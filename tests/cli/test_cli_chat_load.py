@@ -24,7 +24,7 @@ def test_a_folder_that_cannot_be_written_is_told(model: ScriptedModel) -> None:
     assert output == Output(
         1,
         "",
-        f"error: {CHATS.absolute()} cannot be used (File exists): make it writable, set "
+        f"error: cannot write to {CHATS.absolute()} (File exists): make it writable, set "
         "PYH2O_CHATS to another folder, or give --no-save\n",
     )
 
@@ -80,8 +80,8 @@ def test_clear_begins_a_new_conversation_and_the_old_one_stays(model: ScriptedMo
     arguments = ["--session", "my work", "-s", "Be kind."]
     output = run("chat", *arguments, stdin="Hello\n/clear\nWho?\n")
     assert notes_of(output) == [
-        "a new conversation begins, and `pyh2o chat --session 'my work'` goes on with the one so "
-        "far; the system prompt stays"
+        "a new conversation starts; `pyh2o chat --session 'my work'` resumes the previous "
+        "one; the system prompt stays"
     ]
     assert answers_of() == [("Who?", "Ho")]
     assert RecordedConversation.last.system == "Be kind."
@@ -100,7 +100,7 @@ def test_save_writes_copies_and_load_goes_on_from_them(model: ScriptedModel) -> 
     assert (output.code, output.text) == (1, "a\n" * 4)
     n_text = model.n_text(("one", "a"), ("two", "a"))
     assert notes_of(output) == [
-        "saved in copy.h2o: /load goes on from here",
+        "saved to copy.h2o: /load resumes it",
         "error: precious.txt exists: give another name",
         f"continuing a conversation of 2 turns, {n_text} tokens",
     ]
@@ -136,8 +136,8 @@ def test_loading_that_fails_changes_nothing(model: ScriptedModel) -> None:
     output = run("chat", stdin="one\n/load damaged.h2o\ntwo\n")
     assert (output.code, output.text) == (1, "a\na\n")
     assert notes_of(output) == [
-        "error: the session file damaged.h2o is damaged (its turns are not its text): use "
-        "another copy of it, or start a new session"
+        "error: the session file damaged.h2o is damaged (its turns do not end where its text "
+        "ends): use another copy of it, or start a new session"
     ]
     assert answers_of() == [("one", "a"), ("two", "a")]
 
@@ -153,7 +153,7 @@ def begin(model: ScriptedModel, name: str, message: str) -> None:
 
 
 def test_sessions_are_listed_and_loaded(model: ScriptedModel) -> None:
-    assert notes_of(run("chat", stdin="/sessions\n")) == ["none is saved yet"]
+    assert notes_of(run("chat", stdin="/sessions\n")) == ["no saved sessions yet"]
     for name, message in (("old", "zero"), ("work", "one"), ("my plans", "two")):
         begin(model, name, message)
     for day, name in enumerate(("old", "work", "my plans")):
@@ -167,7 +167,7 @@ def test_sessions_are_listed_and_loaded(model: ScriptedModel) -> None:
     assert second.startswith(" 2  work      1970-01-02 ")
     assert second.endswith("1 turn  one  (this one)")
     assert notes[3].startswith(" 3  old ")
-    assert notes[4] == "/load NAME, or its number here, goes on"
+    assert notes[4] == "/load NAME or /load NUMBER resumes one"
     n_plans = model.n_text(("two", "Hi"))
     assert notes[5:7] == [
         f"continuing a conversation of 1 turn, {n_plans} tokens",
@@ -202,10 +202,10 @@ def test_sessions_that_cannot_be_loaded(model: ScriptedModel) -> None:
         script = "/load work\n/load odd\n/load plans\nthree\n"
         notes = notes_of(run("chat", "--session", "plans", stdin=script))
     assert notes[1:] == [
-        "error: session work is open in another chat: leave that one first, or give another "
+        "error: session work is open in another chat: close that one first, or give another "
         "--session",
         f"error: {CHATS.absolute()}/odd.h2o is not a session file of pyh2o: check the name",
-        "error: this is session plans already",
+        "error: session plans is already open in this chat",
     ]
     assert answers_of() == [("two", "Hi"), ("three", "Ho")]
     assert run("sessions", "rm", "odd").code == 0  # it was let go again

@@ -42,7 +42,7 @@ def test_a_session_of_another_cache_is_refused_without_reread(
     output = run("chat", "--session", "work", stdin="Who?\n")
     assert (output.code, output.text) == (1, "")
     assert output.notes == (
-        f"error: {REFUSED}: give the same settings, or start a new session; or have its text read "
+        f"error: {REFUSED}: give the same settings, or start a new session; or read its text "
         "again (--reread)\n"
     )
     assert work.read_bytes() == before
@@ -58,8 +58,8 @@ def test_text_is_read_again_and_the_old_session_stays(model: ScriptedModel, work
     output = run("chat", "--session", "work", "--reread", "--recent", "400", stdin="Who?\n")
     n_text = model.n_text(("Hello", "Hi"), system="Be kind.")
     assert notes_of(output) == [
-        f"{n_text} tokens will be read again with the next message; once it is saved anew, "
-        "work.before-2 is the session as it was",
+        f"{n_text} tokens will be read again with the next message; the next save "
+        "keeps the current session as work.before-2",
         f"continuing a conversation of 1 turn, {n_text} tokens",
     ]
     assert said_in(work) == [("Hello", "Hi"), ("Who?", "Ho")]
@@ -104,7 +104,7 @@ def test_load_of_such_a_session_is_refused_with_the_cure(model: ScriptedModel, w
     model.say("a")
     output = run("chat", "--session", "here", stdin="one\n/load work\n")
     assert notes_of(output) == [
-        f"error: {REFUSED}: give the same settings, or start a new session; or have its text read "
+        f"error: {REFUSED}: give the same settings, or start a new session; or read its text "
         "again: /load work --reread"
     ]
     assert answers_of() == [("one", "a")]  # nothing is changed
@@ -120,8 +120,8 @@ def test_load_reads_the_text_again(model: ScriptedModel, work: Path, argument: s
     n_text = model.n_text(("Hello", "Hi"), system="Be kind.")
     notes = notes_of(output)
     assert (
-        f"{n_text} tokens will be read again with the next message; once it is saved anew, "
-        "work.before is the session as it was"
+        f"{n_text} tokens will be read again with the next message; the next save "
+        "keeps the current session as work.before"
     ) in notes
     assert said_in(work) == [("Hello", "Hi"), ("Who?", "Ho")]
     assert (work.parent / "work.before.h2o").read_bytes() == before

@@ -77,7 +77,7 @@ def test_continue_takes_the_last_one_that_is_open_nowhere_else(model: ScriptedMo
         run("chat", "--session", name, stdin=f"{name}\n")
     with closing(ChatLock(SavedChat("three"))), closing(ChatLock(SavedChat("two"))):
         output = run("chat", "-c", stdin="")
-        said = "session three is open elsewhere, on the page perhaps: this is one\n"
+        said = "session three is open elsewhere, for example on the page: this is one\n"
         assert output.notes.startswith(said)
         assert answers_of()[0] == ("one", "Hi")
         run("chat", "-c", "--no-save", stdin="")
@@ -130,7 +130,7 @@ def test_model_is_left_alone_while_it_is_saved(
     output = chat_with(Person("/stats\n"), "--session", "work", "-s", "Be kind.")
     assert output.code == 0
     assert "window 1,000 tokens" in output.notes
-    assert output.notes.endswith("saved as work: pyh2o chat -c goes on\n")
+    assert output.notes.endswith("saved as work: pyh2o chat -c resumes it\n")
 
 
 @pytest.mark.parametrize("option", [["--fair-turns"], ["--hh", "0.2"], ["--policy", "snap"]])
@@ -164,8 +164,8 @@ def test_every_change_is_saved(model: ScriptedModel) -> None:
 def test_nothing_is_saved_before_there_is_an_answer(model: ScriptedModel) -> None:
     script = "/clear\n/set temp 0\n/system x\n/save\n"
     output = run("chat", "--session", "work", stdin=script)
-    assert output.notes.startswith("forgotten: 0 turns\n")
-    assert output.notes.endswith("error: there is nothing to save yet\n")
+    assert output.notes.startswith("removed: 0 turns\n")
+    assert output.notes.endswith("error: there is nothing to save yet: send a message\n")
     assert list(CHATS.iterdir()) == []
 
 
@@ -194,7 +194,7 @@ def test_names_that_are_refused(model: ScriptedModel, name: str) -> None:
     for command in (["chat", f"--session={name}"], ["sessions", "rm", "--", name]):
         output = run(*command)
         assert (output.code, output.text) == (1, "")
-        assert output.notes.startswith(f"error: {name!r} cannot be the name of a session: ")
+        assert output.notes.startswith(f"error: {name!r} is not a valid session name: ")
     assert model.options is None
     assert list(Path().iterdir()) == []
 
@@ -208,7 +208,7 @@ def test_session_that_is_open_elsewhere(model: ScriptedModel) -> None:
         expected = Output(
             1,
             "",
-            "error: session work is open in another chat: leave that one first, or give another "
+            "error: session work is open in another chat: close that one first, or give another "
             "--session\n",
         )
         assert run("chat", "--session", "work", stdin="Who?\n") == expected
@@ -309,6 +309,6 @@ def test_a_first_message_outlives_its_program(
     assert (turn["user"], turn["finish"]) == ("Hello", "interrupted")
     assert [path.name for path in CHATS.iterdir() if not path.name.startswith(".")] == [file.name]
     (CHATS / file.name).unlink()
-    # the message is taken back
+    # the message is removed
     run("chat", "--session", "other", stdin="Hello\n")
     assert list(CHATS.glob("*.h2o*")) == []

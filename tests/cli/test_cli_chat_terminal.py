@@ -58,7 +58,7 @@ def type_keys(
         return run("chat", *arguments, *(["--session", session] if session else []))
 
 
-FAREWELL = "saved as work: pyh2o chat -c goes on"
+FAREWELL = "saved as work: pyh2o chat -c resumes it"
 GREETING = [
     "tiny.gguf · work · window 1,000 tokens, budget 200 (100 heavy + 100 recent)",
     "/help lists the commands",
@@ -87,7 +87,7 @@ def test_enter_sends_and_alt_enter_begins_a_line(model: ScriptedModel) -> None:
     )
     assert said() == ["one", "one\ntwo", "one\ntwo", "three\n  four\n/five"]
     assert output.code == 0
-    assert notes_of(output) == [*GREETING, "/quit or Ctrl-D leaves", FAREWELL]
+    assert notes_of(output) == [*GREETING, "/quit or Ctrl-D quits", FAREWELL]
 
 
 def test_pasted_commands_of_several_lines(model: ScriptedModel) -> None:
@@ -109,7 +109,7 @@ def test_messages_between_quotes(model: ScriptedModel) -> None:
     assert said() == ["one\n/two \\", "four"]
     assert notes_of(output) == [
         *GREETING,
-        "/quit or Ctrl-D leaves",
+        "/quit or Ctrl-D quits",
         'error: the input ended before """: nothing was sent',
         FAREWELL,
     ]
@@ -125,8 +125,8 @@ def test_edit_offers_the_last_message_and_can_be_dropped(model: ScriptedModel) -
     assert said() == ["Hello\nyou", "Hello\nyou two"]
     assert notes_of(output) == [
         *GREETING,
-        "/quit or Ctrl-D leaves",
-        "the message stays as it was",
+        "/quit or Ctrl-D quits",
+        "the message is unchanged",
         FAREWELL,
     ]
 
@@ -163,7 +163,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(model: ScriptedModel) -> No
     assert (output.code, output.text) == (0, "ab\nd\n")
     assert notes_of(output) == [
         *GREETING,
-        "stopped by Ctrl-C: what was said so far stays, and /continue goes on",
+        "stopped by Ctrl-C: the text so far is kept, and /continue continues it",
         FAREWELL,
     ]
     assert [turn.answer for turn in RecordedConversation.last.turns] == ["ab", "d"]
@@ -300,17 +300,17 @@ def test_chat_on_a_terminal(tiny: Path) -> None:
     screen.type("Hello\r")
     screen.wait_for(ANSWERED)
     screen.type(CTRL_C)
-    screen.wait_for("stopped by Ctrl-C: what was said so far stays, and /continue goes on\r\n")
+    screen.wait_for("stopped by Ctrl-C: the text so far is kept, and /continue continues it\r\n")
     screen.wait_for(READY)
     screen.type(f"lost{CTRL_C}")
-    screen.wait_for("/quit or Ctrl-D leaves")
+    screen.wait_for("/quit or Ctrl-D quits")
     screen.type("/what\r")
     screen.wait_for("unknown command /what")
     screen.wait_for(READY)
     screen.type(f"{UP}{UP}")  # the line before the last
     screen.wait_for("Hello")
     screen.type(CTRL_C)
-    screen.wait_for("/quit or Ctrl-D leaves")
+    screen.wait_for("/quit or Ctrl-D quits")
     screen.wait_for(READY)
     screen.type(CTRL_D)
     assert screen.end() == 0

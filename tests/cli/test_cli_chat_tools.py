@@ -99,9 +99,9 @@ def test_script_may_not_call_others(model: ScriptedModel, mcp: str) -> None:
 def test_tool_that_is_not_there_cannot_be_allowed(model: ScriptedModel, mcp: str) -> None:
     output = run("chat", mcp, "--allow-tool", "addd", stdin="1 + 2?\n")
     assert output.code == 1
-    assert output.notes == "error: there is no tool addd to allow: there are add\n"
+    assert output.notes == "error: --allow-tool: unknown tool addd: available are add\n"
     output = run("chat", "--allow-tool", "add", stdin="1 + 2?\n")
-    assert output.notes == "error: there is no tool add to allow: there are none (--mcp)\n"
+    assert output.notes == "error: --allow-tool: unknown tool add: available are none (--mcp)\n"
 
 
 def test_long_result_is_read_whole_and_shown_shortly(model: ScriptedModel, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_server_that_ends_is_told_of(model: ScriptedModel, tmp_path: Path) -> No
     assert output.text == "It is gone.\n3.\n"
     first, *notes = notes_of(output)
     assert first.startswith("the MCP server two cannot be started: ")
-    ended = "the server one has ended: Connection closed (out of luck)"
+    ended = "the server one has exited: Connection closed (out of luck)"
     assert notes == ["calls die {}", f"-> failed: {ended}", notes[2], "-> 3"]
 
 
@@ -140,9 +140,9 @@ def test_thoughts_are_counted_and_kept_from_the_text(
     output = run("chat", stdin="1 + 2?\n/thoughts\nbye\n/thoughts\n")
     assert output.text == "Three.\nBye.\n"
     first, *shown, none = notes_of(output)
-    assert first == f"thought for {len(thoughts)} tokens"
+    assert first == f"reasoning: {len(thoughts)} tokens"
     assert shown == ["Well, one", "and two."]
-    assert none == "it has thought nothing that is told apart"
+    assert none == "the answer contains no separate reasoning"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_person_may_allow_a_tool(model: ScriptedModel, mcp: str) -> None:
     output = chat_with(Person("sums?\na\n/tools\n"), mcp, "--no-save")
     assert output.notes.count(QUESTION) == 1
     assert [call.result for (call,) in steps()] == ["3", "7"]
-    assert "one: 1 tool\n  add (runs unasked)  Adds two numbers.\n" in output.notes
+    assert "one: 1 tool\n  add (allowed)  Adds two numbers.\n" in output.notes
 
 
 def test_input_that_ends_at_the_question_refuses(model: ScriptedModel, mcp: str) -> None:
@@ -186,13 +186,13 @@ def test_ctrl_c_ends_the_call_and_not_the_chat(model: ScriptedModel, tmp_path: P
     )
     assert (output.code, output.text) == (0, "You ended it.\nBye.\n")
     first = RecordedConversation.last.turns[0]
-    assert first.steps[0].calls[0].result == "the user ended this call"
+    assert first.steps[0].calls[0].result == "the user canceled this call"
 
 
 def test_endless_calls_are_stopped_and_can_go_on(
     model: ScriptedModel, mcp: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "MOST_ROUNDS_OF_CALLS", 2)
+    monkeypatch.setattr(loop, "MAX_CALL_ROUNDS", 2)
     model.say(add_call(1, 2), add_call(3, 4), add_call(5, 6), "11.")
     output = run("chat", mcp, "--allow-tool", "add", stdin="sums?\n/continue\n")
     assert output.text == "11.\n"
@@ -241,8 +241,8 @@ def test_new_tools_are_told_to_a_session(model: ScriptedModel, mcp: str, tmp_pat
 
 def test_refusals(model: ScriptedModel, mcp: str) -> None:
     output = run("chat", stdin="/tools\n")
-    assert output.notes == ("error: this chat has no MCP servers: begin it with --mcp FILE\n")
+    assert output.notes == ("error: this chat has no MCP servers: start it with --mcp FILE\n")
     output = run("chat", "--mcp", "none.json", stdin="")
-    assert output.notes == "error: none.json cannot be read: No such file or directory\n"
+    assert output.notes == "error: cannot read none.json: No such file or directory\n"
     output = run("chat", "--web", mcp)
-    assert "--mcp is for chats without --web" in output.notes
+    assert "--mcp cannot be used with --web" in output.notes

@@ -115,7 +115,7 @@ def test_a_browser_that_is_missing_or_fails_is_told(
         raise webbrowser.Error("could not locate runnable browser")
 
     failing, in_terminal = (webbrowser.GenericBrowser(name) for name in ("false", "true"))
-    told = "no browser could be opened here: the page is http://127.0.0.1:1/\n"
+    told = "cannot open a browser: the page is http://127.0.0.1:1/\n"
     for found, chosen, said in (
         (none, "", told),
         (lambda: in_terminal, "", told),
@@ -143,12 +143,12 @@ def test_the_port_is_the_usual_one_if_it_is_free(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--no-save"], "--no-save is for chats without --web: "),
-        (["-n5"], "--max-tokens is for chats without --web: "),
-        (["--temp=0"], "--temp is for chats without --web: "),
-        (["-s", "Be brief."], "--system is for chats without --web: "),
-        (["--reread", "--session=x"], "--reread is for chats without --web: "),
-        (["--session=x"], "there is no session x to open: leave --session out, and begin it there"),
+        (["--no-save"], "--no-save cannot be used with --web: "),
+        (["-n5"], "--max-tokens cannot be used with --web: "),
+        (["--temp=0"], "--temp cannot be used with --web: "),
+        (["-s", "Be brief."], "--system cannot be used with --web: "),
+        (["--reread", "--session=x"], "--reread cannot be used with --web: "),
+        (["--session=x"], "unknown session x: omit --session, and start a new one on the page"),
         (["-c"], "no conversation is saved in "),
         (["-m", "none.gguf"], "there is no model file none.gguf"),
     ],
@@ -167,7 +167,7 @@ def test_nothing_is_saved_against_the_user_s_settings(
     file = tmp_path / "config.toml"
     file.write_text("[chat]\nno-save = true\n")
     monkeypatch.setenv("PYH2O_CONFIG", str(file))
-    assert run("chat", "--web").notes.startswith("error: --no-save is for chats without --web")
+    assert run("chat", "--web").notes.startswith("error: --no-save cannot be used with --web")
 
 
 def test_a_chat_under_other_settings_is_refused(path: Path) -> None:
@@ -184,5 +184,5 @@ def test_a_model_without_chats_is_refused(tmp_path: Path) -> None:
     output = run("chat", "--web", "-m", str(model))
     assert output.code == 1
     assert output.notes.splitlines()[-1] == (
-        "error: bert makes embeddings and writes no text: give another model (--model)"
+        "error: bert is an embedding model: give a model that generates text (--model)"
     )

@@ -40,7 +40,7 @@ def test_a_picture_is_sent_and_saved(models: tuple[str, str]) -> None:
 
 def test_messages_are_shown_without_marks(models: tuple[str, str]) -> None:
     output = chat(models, '/image "my cat.png" what is that?\n/undo\n', "--mmproj", models[1])
-    assert "taken back: [picture] what is that?" in output.notes
+    assert "removed: [picture] what is that?" in output.notes
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,12 @@ def test_a_chat_shows_what_it_recalled(tiny: Path) -> None:
     output = run("chat", *small(tiny, *recall), stdin=SCRIPT)
     assert output.code == 0, output.notes
     assert re.search(
-        r" remembers [\d,]+ of [\d,]+ tokens · \d+\.\d% looked up$", output.notes, re.MULTILINE
+        r" [\d,]+ of [\d,]+ tokens cached · \d+\.\d% recalled$", output.notes, re.MULTILINE
     )
     assert re.search(r"^ +[\d,]+ \.\. [\d,]+ +\d\.\d{3}  \S", output.notes, re.MULTILINE)
     assert re.search(r"^archive +\d+ tokens · \d\.\d MiB$", output.notes, re.MULTILINE)
     recalled = re.search(
-        r"^recalled +32 rows for each token · (\d+\.\d)% of its attention$",
+        r"^recalled +32 rows per token · (\d+\.\d)% of its attention$",
         output.notes,
         re.MULTILINE,
     )
@@ -59,13 +59,13 @@ def test_a_chat_recalls_by_default(tiny: Path) -> None:
     """An eighth of its rows; a session goes on with what it was begun with."""
     output = run("chat", *small(tiny, "--session=x"), stdin=SCRIPT)
     assert output.code == 0, output.notes
-    assert re.search(r"^recalled +15 rows for each token", output.notes, re.MULTILINE)
+    assert re.search(r"^recalled +15 rows per token", output.notes, re.MULTILINE)
     without = small(tiny, "--session=y")
     assert run("chat", *without, "--recall=0", stdin="Hello\n").code == 0
     for name, rows in (("x", "15"), ("y", None)):
         again = run("chat", "--session", name, stdin="/stats\n")
         assert again.code == 0, again.notes
-        found = re.search(r"^recalled +(\d+) rows for each", again.notes, re.MULTILINE)
+        found = re.search(r"^recalled +(\d+) rows per token", again.notes, re.MULTILINE)
         assert (found and found[1]) == rows
 
 
@@ -132,12 +132,12 @@ def test_nothing_was_recalled(tiny: Path) -> None:
     """By a chat that recalls nothing, and before anything is evicted."""
     output = run("chat", *small(tiny, "--recall=0"), stdin=SCRIPT)
     assert output.code == 1
-    assert "error: this chat recalls nothing: begin a new one, without --recall 0\n" in output.notes
+    assert "error: this chat has no recall: start a new one without --recall 0\n" in output.notes
     assert "archive" not in output.notes
     output = run("chat", *small(tiny, "--recall=32"), stdin="Hello\n/recalled\n")
     assert output.code == 0
-    assert "nothing was recalled: " in output.notes
-    assert " looked up" not in output.notes
+    assert "no answer has recalled evicted rows" in output.notes
+    assert "% recalled" not in output.notes
 
 
 def test_an_archive_goes_along_with_its_chat(tiny: Path, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_chat_that_is_not_saved_leaves_nothing_in_the_archive(
     before = [{file: file.read_bytes() for file in files_in(folder)} for folder in folders]
     said = "\n".join(["grass " * 200, "What?", "secret " * 200])
     output = run("chat", *options, *opened, stdin=f"{load}{said}")
-    assert output.notes.count("% looked up") == 3
+    assert output.notes.count("% recalled") == 3
     assert [{file: file.read_bytes() for file in files_in(folder)} for folder in folders] == before
     assert run("chat", *options, "--session", "x", stdin=said).text == output.text
 

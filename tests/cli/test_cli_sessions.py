@@ -92,10 +92,10 @@ def test_a_session_is_copied(chats: Path) -> None:
     [
         (("nope", "new"), "unknown session nope: see `pyh2o sessions list`"),
         (("work", "other"), "session other exists: give another name"),
-        (("a/b", "new"), "'a/b' cannot be the name of a session: "),
+        (("a/b", "new"), "'a/b' is not a valid session name: "),
         (("damaged", "new"), "{chats}/damaged.h2o is not a session file of pyh2o: check the name"),
-        (("open", "new"), "session open is open in another chat: leave that one first"),
-        (("work", "begun"), "session begun is open in another chat: leave that one first"),
+        (("open", "new"), "session open is open in another chat: close that one first"),
+        (("work", "begun"), "session begun is open in another chat: close that one first"),
     ],
 )
 def test_copies_that_are_refused(chats: Path, names: tuple[str, str], message: str) -> None:
@@ -133,7 +133,7 @@ def test_an_exported_session_goes_on_by_load(model: ScriptedModel, chats: Path) 
         ("work", ".", ". exists: give another name"),
         ("work", "other", "{folder}/other.archive exists: give another name"),
         ("work", "nowhere/new", "cannot save the session to nowhere/new: No such file"),
-        ("open", "new", "session open is open in another chat: leave that one first"),
+        ("open", "new", "session open is open in another chat: close that one first"),
     ],
 )
 def test_exports_that_are_refused(

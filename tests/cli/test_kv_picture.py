@@ -101,9 +101,9 @@ def test_picture_of_pinned_heavy_and_recent_tokens() -> None:
         "pinned: the first 2 tokens",
         "heavy: 4 tokens",
         "··· w5··· [w12] w13··· w30···",
-        "··· left out · [token] heavy hitter: one of the 20 highest scores",
+        "··· evicted · [token] heavy hitter: one of the 20 highest scores",
         "recent: the last 4 tokens are held by all pairs",
-        "gone: 30 tokens, forgotten",
+        "evicted: 30 tokens",
     ]
 
 
@@ -115,13 +115,13 @@ def test_picture_of_the_passages_held_best() -> None:
     llm.recalls = True
     llm.pieces = [" w\n" if number == 481 else text for number, text in enumerate(llm.pieces)]
     assert picture(llm, shows_all=False)[3:] == [
-        "heavy: 50 tokens (/kv all shows them), most of all in",
+        "heavy: 50 tokens (/kv all shows them), most rows in",
         "      48  42%  w48 w49 w50 w51 w52 w53 w54 w55 w56 w57 w58",
         "      96   8%  w96 w97 w98 w99 w100 w101 w102 w103 w104 w10",
         "     480  50%  w480 w w482 w483 w484 w485 w486 w487 w488 w4",
         "     792   4%  w792 w793 w794 w795 w796 w797 w798 w799 w800",
         "recent: the last 100 tokens are held by all pairs",
-        "gone: 850 tokens, in the archive, where answers look them up",
+        "evicted: 850 tokens, in the archive for recall",
     ]
 
 

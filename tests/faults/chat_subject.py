@@ -12,7 +12,7 @@ from subject import ARCHIVE_LOST, CACHE, SAMPLING, Found, check_end, emptied
 
 # The line that ends a step.
 STEP_ENDS = re.compile(
-    r"^(\d+ tokens? · |pinned, |still pinned|nothing is pinned|taken back)", re.MULTILINE
+    r"^(\d+ tokens? · |pinned, |still pinned|nothing is pinned|removed)", re.MULTILINE
 )
 STEPS = [
     "The keeper was called Orsovane.",

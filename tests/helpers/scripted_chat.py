@@ -91,7 +91,7 @@ class ScriptedModel(LoadedModel):
     @staticmethod
     def cache(used: int) -> str:
         """Return the cache as a footer shows it."""
-        return f"remembers all {used} tokens"
+        return f"all {used} tokens cached"
 
 
 class RecordedConversation(Conversation):
@@ -194,7 +194,7 @@ def answers_of() -> list[tuple[str, str]]:
 
 def notes_of(output: Output) -> list[str]:
     """Return the notes without the footers."""
-    return [line for line in output.notes.splitlines() if " · remembers " not in line]
+    return [line for line in output.notes.splitlines() if " tokens cached" not in line]
 
 
 class Person(ScriptSource):

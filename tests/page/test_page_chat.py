@@ -391,7 +391,7 @@ def test_chats_of_other_programs_are_imported(tab: Any, client: Any, tmp_path: P
     wrong, tavern, many = (tmp_path / name for name in ("a.txt", "b.jsonl", "conversations.json"))
     wrong.write_text("roses are red")
     picker.set_input_files(wrong)
-    page.get_by_text("no chats were found in this file: give a chat of SillyTavern").wait_for()
+    page.get_by_text("no chats found in this file: give a SillyTavern chat").wait_for()
     said = [("Hello", True), ("Well met!", False), ("Who are you?", True)]
     head = {"character_name": "The Innkeeper"}
     messages = [{"mes": text, "is_user": is_user} for text, is_user in said]

@@ -294,7 +294,8 @@ class ConversationSequence(RuleBasedStateMachine):
     def every_answer_is_kept(self) -> None:
         talk = self.talk
         found = {
-            each.attempt: (each.answer, each.finish, list(each.tokens)) for each in talk._said.kept
+            each.attempt: (each.answer, each.finish, list(each.tokens))
+            for each in talk._dialogue.kept
         }
         assert found == self.kept
         last = self.last_attempt() if self.turns else {}

@@ -67,8 +67,8 @@ def test_a_story_that_is_asked_for(client: Any, alone: Llama) -> None:
     [
         ({"card": {}}, "it has no name"),
         ({"card": "no base64"}, "card: give its JSON"),
-        ({"card": base64.b64encode(b"x").decode()}, "is no character card"),
-        ({"lorebook": {}}, "is no lorebook"),
+        ({"card": base64.b64encode(b"x").decode()}, "is not a character card"),
+        ({"lorebook": {}}, "is not a lorebook"),
         ({"memory": "a"}, "leave text out"),
         ({"kind": "story", "text": "a", "card": {}}, "a story has no system prompt"),
         ({"kind": "story", "text": "a", "memory": "b", "instruct": True}, "leave memory or"),

@@ -116,8 +116,8 @@ def test_pins_that_make_no_sense(talk: Any) -> None:
     n = talk.got("/talk")["tokens"]
     before = talk.got("/talk/map")["pinned"]
     for body, reason in (
-        ({"start": 0, "end": n + 1}, "there are no tokens from 0"),
-        ({"start": 5, "end": 5}, "there are no tokens from 5 to 5"),
+        ({"start": 0, "end": n + 1}, "cannot pin tokens from 0"),
+        ({"start": 5, "end": 5}, "cannot pin tokens from 5 to 5"),
         ({"start": 0, "end": 120}, "do not fit the 32 rows that are not recent"),
         ({"start": 5}, "end is missing"),
     ):

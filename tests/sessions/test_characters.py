@@ -13,7 +13,7 @@ import pytest
 
 from pyh2o.errors import PyH2OError
 from pyh2o.sessions.characters import PNG, read_character
-from pyh2o.sessions.lorebooks import LoreEntry, read_lorebook, told_with
+from pyh2o.sessions.lorebooks import LoreEntry, note_for_message, read_lorebook
 from pyh2o.sessions.turns import Turn
 
 FIELDS: dict[str, Any] = {
@@ -89,14 +89,14 @@ def test_a_card_of_any_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "no character card"),
-        (b"[]", "no JSON object"),
+        (b"", "not a character card"),
+        (b"[]", "not a JSON object"),
         (b"{}", "it has no name"),
-        (b"\xff\xfe", "no character card"),
-        (png(), "no card inside"),
-        (png(chara=FIELDS)[:60], "no character card"),
+        (b"\xff\xfe", "not a character card"),
+        (png(), "does not contain a card"),
+        (png(chara=FIELDS)[:60], "not a character card"),
         (png(chara={}), "it has no name"),
-        (json.dumps({**FIELDS, "character_book": {}}).encode(), "no lorebook"),
+        (json.dumps({**FIELDS, "character_book": {}}).encode(), "not a lorebook"),
     ],
 )
 def test_what_is_no_card(tmp_path: Path, data: bytes, reason: str) -> None:
@@ -148,30 +148,30 @@ def test_what_comes_up_is_told(tmp_path: Path) -> None:
     winter, dog, gold, cats = (
         "[It is winter.]", "[Dogs bark.]", "[Dragons sleep on gold.]", "[Cats purr.]"
     )  # fmt: skip
-    assert told_with("hello", [], lore) == winter
-    assert told_with("a dragon", [], lore) == winter
-    assert told_with("a dragon, with GOLD", [], lore) == f"{winter}\n\n{gold}"
-    assert told_with("dragons and golden", [], lore) == winter
-    assert told_with("Catherine", [], lore) == f"{winter}\n\n{cats}"
-    assert told_with("cat", [], lore) == winter
+    assert note_for_message("hello", [], lore) == winter
+    assert note_for_message("a dragon", [], lore) == winter
+    assert note_for_message("a dragon, with GOLD", [], lore) == f"{winter}\n\n{gold}"
+    assert note_for_message("dragons and golden", [], lore) == winter
+    assert note_for_message("Catherine", [], lore) == f"{winter}\n\n{cats}"
+    assert note_for_message("cat", [], lore) == winter
     before = [said("hm", "a DIGG, wyrm of gold", winter)]
-    assert told_with("what", before, lore) == f"{dog}\n\n{gold}"
-    assert told_with("what", [*before, said("and")], lore) == ""  # two turns ago
+    assert note_for_message("what", before, lore) == f"{dog}\n\n{gold}"
+    assert note_for_message("what", [*before, said("and")], lore) == ""  # two turns ago
     before = [said("dragon gold", told=f"{winter}\n\n{gold}"), *[said("so")] * 20]
-    assert told_with("dragon gold", before, lore) == ""  # it is in the text
+    assert note_for_message("dragon gold", before, lore) == ""  # it is in the text
     assert lore_of(tmp_path, {"spec": "lorebook_v3", "data": WORLD_INFO}) == lore
 
 
 def test_a_lorebook_of_koboldcpp(tmp_path: Path) -> None:
     lore = lore_of(tmp_path, KOBOLD)
-    assert told_with("the WYRM", [], lore) == "[Eve runs.]"
-    assert told_with("the toy wyrm", [], lore) == ""
+    assert note_for_message("the WYRM", [], lore) == "[Eve runs.]"
+    assert note_for_message("the toy wyrm", [], lore) == ""
 
 
 def test_a_note_comes_again() -> None:
     turns, told = [], []
     for _ in range(11):
-        told.append(told_with("and", turns, (), "Be sad."))
+        told.append(note_for_message("and", turns, (), "Be sad."))
         turns.append(said("and", told=told[-1]))
     assert [n for n, each in enumerate(told) if each] == [0, 4 + 1, 10]
     assert set(told) == {"", "[Be sad.]"}
@@ -181,14 +181,14 @@ def test_a_note_comes_again() -> None:
 def test_what_is_no_lorebook(tmp_path: Path, text: str) -> None:
     path = tmp_path / "book.json"
     path.write_text(text)
-    with pytest.raises(PyH2OError, match=r"book.json is no lorebook"):
+    with pytest.raises(PyH2OError, match=r"book.json is not a lorebook"):
         read_lorebook(path, character="", user="")
     path.write_text(json.dumps({"entries": [{"key": ["/(/"], "content": "a"}]}))
-    with pytest.raises(PyH2OError, match="a key is no regular expression"):
+    with pytest.raises(PyH2OError, match="a key is not a valid regular expression"):
         read_lorebook(path, character="", user="")
 
 
 def test_a_pattern_that_is_none() -> None:
     """Also where somebody has edited a session."""
-    with pytest.raises(ValueError, match="no regular expression"):
+    with pytest.raises(ValueError, match="not a valid regular expression"):
         LoreEntry(("fine",), "content", second=("/(/",))

@@ -99,5 +99,5 @@ def test_halves_of_characters_are_no_text() -> None:
     ],
 )
 def test_what_is_no_export_is_refused(text: str) -> None:
-    with pytest.raises(SessionError, match=r"no chats were found in this file: give a chat of"):
+    with pytest.raises(SessionError, match=r"no chats found in this file: give a SillyTavern"):
         read_chats(text)

@@ -67,9 +67,9 @@ def test_server_that_cannot_be_started_says_why(servers: McpServers) -> None:
     [
         ("fail", "{}", "fail"),
         ("add", '{"a": 1, "b": "x"}', "valid integer"),
-        ("add", '{"a": 1', "the arguments are no JSON: "),
-        ("add", "[1, 2]", "the arguments are no JSON object"),
-        ("subtract", "{}", "no tool subtract: there are add, "),
+        ("add", '{"a": 1', "the arguments are not JSON: "),
+        ("add", "[1, 2]", "the arguments are not a JSON object"),
+        ("subtract", "{}", "unknown tool subtract: available are add, "),
     ],
 )
 def test_what_goes_wrong_is_a_result(
@@ -84,8 +84,8 @@ def test_what_goes_wrong_is_a_result(
 def test_server_that_ended_is_begun_again(servers: McpServers) -> None:
     ended = result(servers, "die")
     assert ended.failed
-    assert ended.result == "the server one has ended: Connection closed (out of luck)"
-    assert servers.servers[0].trouble == "has ended: Connection closed (out of luck)"
+    assert ended.result == "the server one has exited: Connection closed (out of luck)"
+    assert servers.servers[0].trouble == "has exited: Connection closed (out of luck)"
     assert result(servers, "add", a=1, b=1).result == "2"
     assert servers.servers[0].trouble == ""
 
@@ -97,7 +97,7 @@ def test_slow_call_ends(tmp_path: Path) -> None:
     finally:
         servers.close()
     assert slow == Call("sleep", '{"seconds": 60}', slow.result, failed=True)
-    assert slow.result == "no answer within 0.5 s: the call was ended"
+    assert slow.result == "no answer within 0.5 s: the call was canceled"
 
 
 def test_ctrl_c_ends_the_call_alone(servers: McpServers) -> None:
@@ -121,11 +121,11 @@ def test_tools_of_one_name_have_the_names_of_their_servers(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "no file of MCP servers"),
+        ("{", "is not a file of MCP servers"),
         ("{}", "'mcpServers'"),
         ('{"mcpServers": {"one": {"args": []}}}', "one has neither command nor url"),
-        ('{"mcpServers": {"one": {"command": ["ls"]}}}', "the command or url of one is no text"),
-        ('{"mcpServers": [1]}', "no file of MCP servers"),
+        ('{"mcpServers": {"one": {"command": ["ls"]}}}', "command or url of one is not a string"),
+        ('{"mcpServers": [1]}', "is not a file of MCP servers"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -138,7 +138,7 @@ def test_other_files_are_refused(tmp_path: Path, text: str, said: str) -> None:
 
 
 def test_missing_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"none\.json cannot be read"):
+    with pytest.raises(SettingsError, match=r"cannot read .*none\.json"):
         McpServers(tmp_path / "none.json")
 
 

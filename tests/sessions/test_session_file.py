@@ -128,7 +128,7 @@ def test_a_write_protected_file_is_left_alone(
 
 def test_places_that_are_no_files_are_refused(tmp_path: Path, session: Session) -> None:
     for target in (tmp_path, Path(os.devnull)):
-        with pytest.raises(SessionError, match="it is not a file"):
+        with pytest.raises(SessionError, match="it is not a regular file"):
             write_session(target, session)
     with pytest.raises(SessionError, match="No such file or directory"):
         write_session(tmp_path / "nowhere" / "chat", session)
@@ -196,7 +196,7 @@ def test_parts_of_two_sessions_are_no_session(
     write_session(other, replace(session, tokens=tokens, kv=kv))
     members, others = members_of(path.read_bytes()), members_of(other.read_bytes())
     path.write_bytes(session_of({**members, TOKENS: others[TOKENS]}))
-    with pytest.raises(SessionError, match="not of one session") as error:
+    with pytest.raises(SessionError, match="belong to different sessions") as error:
         reread(path)
     one_line(error)
     # the text of one without its state can be read again

@@ -201,9 +201,9 @@ def test_a_message_without_an_answer_is_taken_back(path: Path, settings: dict[st
 def test_what_makes_no_sense_is_refused(llm: Llama) -> None:
     conversation = Conversation(llm)
     for change in (conversation.undo, lambda: said(conversation.regenerate())):
-        with pytest.raises(PyH2OError, match="nothing has been said"):
+        with pytest.raises(PyH2OError, match="there is no message yet"):
             change()
-    with pytest.raises(PyH2OError, match="nothing has been said"):
+    with pytest.raises(PyH2OError, match="there is no message yet"):
         said(conversation.edit("x"))
     for limit in (0, -1):
         with pytest.raises(SettingsError, match="max_tokens"):

@@ -22,7 +22,7 @@ from conversations import (
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError
 from pyh2o.sessions.layout import Pins
-from pyh2o.sessions.turns import MOST_KEPT
+from pyh2o.sessions.turns import MAX_KEPT
 from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
@@ -76,23 +76,23 @@ def test_it_is_as_if_it_had_been_the_answer_all_the_time(
 
 
 def test_the_oldest_go_where_there_are_too_many(llm: Llama) -> None:
-    conversation = with_attempts(llm, MOST_KEPT + 1, 2)
+    conversation = with_attempts(llm, MAX_KEPT + 1, 2)
     conversation.choose(0)
     said(conversation.regenerate(max_tokens=2))
     # the first was in use until now
-    assert attempts_of(conversation) == [0, *range(2, MOST_KEPT + 2)]
+    assert attempts_of(conversation) == [0, *range(2, MAX_KEPT + 2)]
 
 
 def test_what_is_not_there_cannot_be_chosen(llm: Llama) -> None:
     conversation = Conversation(llm)
     assert conversation.answers == ()
-    with pytest.raises(PyH2OError, match="nothing has been said yet"):
+    with pytest.raises(PyH2OError, match="there is no message yet"):
         conversation.choose(0)
     said(conversation.say("one", max_tokens=SHORT))
     conversation.choose(0)
     said(conversation.regenerate(max_tokens=SHORT))
     before = conversation.answers
-    with pytest.raises(PyH2OError, match="no answer of attempt 2: choose among 0, 1"):
+    with pytest.raises(PyH2OError, match="no answer of attempt 2: available are 0, 1"):
         conversation.choose(2)
     assert conversation.answers == before
     Conversation(llm)

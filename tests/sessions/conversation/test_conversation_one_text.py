@@ -78,7 +78,7 @@ def test_an_answer_cannot_begin_within_one(path: Path) -> None:
 
     def again(*_: int) -> None:
         for change in (lambda: said(conversation.say("x")), conversation.undo):
-            with pytest.raises(PyH2OError, match="being written") as error:
+            with pytest.raises(PyH2OError, match="being generated") as error:
                 change()
             errors.append(error.value)
 

@@ -169,14 +169,14 @@ def test_what_cannot_be_pinned(llm: Llama, path: Path) -> None:
     with pytest.raises(SettingsError, match=r"do not fit the 120 rows .*--hh"):
         pin_sentences(conversation, "word")
     for words in ("user", "im_end"):  # what the template writes
-        with pytest.raises(PyH2OError, match="nobody has said"):
+        with pytest.raises(PyH2OError, match="is not in the conversation"):
             pin_sentences(conversation, words)
-    with pytest.raises(PyH2OError, match="nothing is pinned that has these words"):
+    with pytest.raises(PyH2OError, match="no pinned passage contains these words"):
         unpin_passages(conversation, "key")
     assert texts(conversation) == ["The code is 4711."]
     said(conversation.say("go on " * 10, max_tokens=200))
     assert pinned_passages(conversation)[0].held == 1.0
     full = Conversation(tiny_llama(path, **FULL))
     said(full.say(MESSAGE, max_tokens=SHORT))
-    with pytest.raises(PyH2OError, match="nothing leaves a full cache"):
+    with pytest.raises(PyH2OError, match="a full cache evicts nothing"):
         pin_sentences(full, "code")

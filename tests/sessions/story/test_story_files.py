@@ -43,7 +43,7 @@ def test_another_model_reads_the_text_in_the_notes_of_a_story(llm: Llama, tmp_pa
     path = write_tiny_gguf(tmp_path / "other.gguf", seed=18, n_ctx_train=1 << 17)
     other = tiny_llama(path, n_ctx=512, hh=10, recent=20, slack=8)
     tale.save(tmp_path / "s.h2o")
-    with pytest.raises(SessionError, match="in tokens only"):
+    with pytest.raises(SessionError, match="has only tokens of the story"):
         Story.load(tmp_path / "s.h2o", other, reread=True)
     tale.notes = {"text": text, "by": "me"}
     tale.save(tmp_path / "s.h2o")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pyh2o import Llama
-from pyh2o.sessions.lorebooks import LoreEntry, told_in_story
+from pyh2o.sessions.lorebooks import LoreEntry, note_for_passage
 from pyh2o.sessions.story import Story
 from pyh2o.sessions.story_notes import NEAR, place_of_note
 from pyh2o.writing.sampling import Sampling
@@ -145,10 +145,10 @@ def test_an_entry_is_told_while_it_comes_up(llm: Llama) -> None:
         LoreEntry(("comet",), "Comets bring luck.", order=2.0),
         LoreEntry(("dark",), "[Lamps are forbidden.]", order=1.0),
     )
-    assert told_in_story("a Comet in the dark", lore, "[sad]") == (
+    assert note_for_passage("a Comet in the dark", lore, "[sad]") == (
         "[Lamps are forbidden.]\n[Comets bring luck.]\n[sad]"
     )
-    assert told_in_story(f"a comet{'.' * 2000}", lore) == ""
+    assert note_for_passage(f"a comet{'.' * 2000}", lore) == ""
     tale = begun(llm, note="", prompt="It was light. And")
     tale.lore = lore
     "".join(tale.write(5))
