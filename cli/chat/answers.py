@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerStats:
     """Statistics of an answer.
 
     Attributes:
@@ -51,7 +51,7 @@ class Answers(ModelRun):
 
     def __init__(self, bars: Bars) -> None:
         super().__init__(bars)
-        self.all: list[Answer] = []
+        self.all: list[AnswerStats] = []
         self._read = 0
 
     def on_read(self, done: int, total: int) -> None:
@@ -75,7 +75,7 @@ class Answers(ModelRun):
         start: Callable[[], Generator[str]],
         *,
         n_before: int = 0,
-    ) -> Answer:
+    ) -> AnswerStats:
         """Show an answer while it is generated.
 
         Args:
@@ -104,7 +104,7 @@ class Answers(ModelRun):
             thinking.end()
         kept = conversation.turns != turns
         turn = conversation.turns[-1] if kept else None
-        answer = Answer(
+        answer = AnswerStats(
             finish=turn.finish if turn else FINISH_INTERRUPTED if interrupted else FINISH_STOP,
             kept=kept,
             read=self._read or bool(times),  # a prompt of one token reports no progress
@@ -138,7 +138,7 @@ class Thinking:
             self._start = 0
 
 
-def footer(answer: Answer, kv: KVStatistics) -> str:
+def footer(answer: AnswerStats, kv: KVStatistics) -> str:
     """Return statistics of an answer and the cache as one line."""
     held = f"{min(kv.used, kv.position):,} of" if kv.used < kv.position else "all"
     parts = [
@@ -151,7 +151,7 @@ def footer(answer: Answer, kv: KVStatistics) -> str:
     return " · ".join(filter(None, parts))
 
 
-def why_short(answer: Answer, kv: KVStatistics, most: int) -> str:
+def why_short(answer: AnswerStats, kv: KVStatistics, most: int) -> str:
     """Return why an answer of at most `most` tokens ended; "" if the model or Ctrl-C ended it."""
     if answer.finish == FINISH_INTERRUPTED:
         return ""
@@ -171,7 +171,7 @@ def say_unread(conversation: Conversation) -> None:
         terminal.say(f"{count(n_unread, 'token')} will be read again with the next message")
 
 
-def statistics(conversation: Conversation, answers: list[Answer]) -> Iterator[tuple[str, str]]:
+def statistics(conversation: Conversation, answers: list[AnswerStats]) -> Iterator[tuple[str, str]]:
     """Yield labels and lines for `/stats`: answers since the chat was opened, and the cache."""
     kv = conversation.llm.kv
     turns = conversation.turns
@@ -194,7 +194,7 @@ def statistics(conversation: Conversation, answers: list[Answer]) -> Iterator[tu
         yield "snapshots", f"{stored.texts:,} · {size}"
 
 
-def _speed(answers: list[Answer]) -> str:
+def _speed(answers: list[AnswerStats]) -> str:
     read, written = sum(each.read for each in answers), sum(each.written for each in answers)
     # the first token of each answer counts as reading
     steps = written - len(answers)

@@ -14,7 +14,7 @@ from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_REPETITION, FINISH_T
 from ..errors import InputError, say_error
 from ..terminal.terminal import terminal
 from ..terminal.wording import count
-from .answers import Answer, Answers, footer, say_unread, why_short
+from .answers import Answers, AnswerStats, footer, say_unread, why_short
 from .autosave import Autosave
 from .command_table import Commands
 from .input import QUOTE, Dropped, Source
@@ -149,7 +149,7 @@ class Chat:
         self.autosave.settle()
         return partial(self.conversation.give_results, calls, max_tokens=self.max_tokens)
 
-    def _stream(self, start: Callable[[], Generator[str]], n_before: int = 0) -> Answer:
+    def _stream(self, start: Callable[[], Generator[str]], n_before: int = 0) -> AnswerStats:
         """Show a part of an answer; if it fails, a script ends."""
         try:
             return self.answers.stream(self.conversation, start, n_before=n_before)
@@ -157,7 +157,7 @@ class Chat:
             self.left = not self.source.interactive
             raise
 
-    def _say_end(self, answer: Answer, otherwise: str) -> None:
+    def _say_end(self, answer: AnswerStats, otherwise: str) -> None:
         """Print why an answer ended, unless the model ended it, or that it is empty."""
         why = why_short(answer, self.conversation.llm.kv, self.max_tokens)
         if answer.finish == FINISH_INTERRUPTED:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_fakes import Output, cache_with, run
-from pyh2o.cli.chat.answers import Answer, footer
+from pyh2o.cli.chat.answers import AnswerStats, footer
 from pyh2o.cli.chat.commands import COMMANDS
 from pyh2o.writing.sampling import Sampling
 from scripted_chat import RecordedConversation, ScriptedModel, answers_of, notes_of, said
@@ -208,7 +208,7 @@ def test_undo_says_what_is_read_again(path: Path) -> None:
 
 
 def test_line_under_an_answer() -> None:
-    answer = Answer("stop", True, 9, 0.5, 120, 7.0)
+    answer = AnswerStats("stop", True, 9, 0.5, 120, 7.0)
     assert footer(answer, cache_with(4_481, used=1_638, found_share=0.0314)) == (
         "120 tokens · 17.0 tokens/s · first after 0.5 s · 1,638 of 4,481 tokens cached · "
         "3.1% recalled"
