@@ -33,7 +33,7 @@ from .headers import SavedConversation, open_conversation
 from .layout import RowShares, merged
 from .lorebooks import LoreEntry, note_for_message
 from .talk import Talk, other_text
-from .turns import CurrentAnswer, Dialogue, Step, Turn, answer_seed
+from .turns import AnswerRun, Dialogue, Step, Turn, answer_seed
 from .unfinished import Recorder
 
 
@@ -254,9 +254,7 @@ class Conversation(Talk):
         pins, spans = text.pins, text.forgotten
         started = text.tokens[turn.part_starts[-1] : turn.end]
         lead = text.tokens[turn.start : turn.part_starts[-1]] if started else tokens
-        answer = CurrentAnswer(
-            self.llm, self._template, text.tokens, turn, lead, started, max_tokens
-        )
+        answer = AnswerRun(self.llm, self._template, text.tokens, turn, lead, started, max_tokens)
         rest: list[str] = []
         shown = {key: self._files[key] for key in keys_in(turn.user) if key in self._files}
         recorder = Recorder(self.noted_beside, text.tokens, shown)
@@ -290,7 +288,7 @@ class Conversation(Talk):
             if sum(end - start for start, end in pins) <= budget.heavy // 2:
                 self._text.pin(pins)
 
-    def _sample(self, answer: CurrentAnswer, max_tokens: int | None) -> Generator[str]:
+    def _sample(self, answer: AnswerRun, max_tokens: int | None) -> Generator[str]:
         """Evaluate the unread tokens and sample the answer."""
         llm, text = self.llm, self._text
         if self._places.fair_turns:
@@ -309,7 +307,7 @@ class Conversation(Talk):
                 raise other_text()
         answer.finish = answer.generation.finish or finish_without_room(llm.evicting)
 
-    def _keep(self, answer: CurrentAnswer) -> bool:
+    def _keep(self, answer: AnswerRun) -> bool:
         """Add an answer as a turn; return False if it has no tokens or failed.
 
         After results of tools it may have no tokens.

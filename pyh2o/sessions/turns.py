@@ -193,7 +193,7 @@ class Dialogue:
         return Dialogue((*self.turns[:-1], chosen.in_turn(self.last)), others), chosen
 
 
-class CurrentAnswer:
+class AnswerRun:
     """An answer in progress.
 
     Attributes:

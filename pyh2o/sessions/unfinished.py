@@ -25,7 +25,7 @@ from ..writing.finish import FINISH_INTERRUPTED
 from .records import Count, record_of
 
 if TYPE_CHECKING:
-    from .turns import CurrentAnswer, Dialogue
+    from .turns import AnswerRun, Dialogue
 
 SUFFIX = ".unfinished"
 # Between two records of an answer.
@@ -89,7 +89,7 @@ class Recorder:
 
     def record(
         self,
-        answer: CurrentAnswer,
+        answer: AnswerRun,
         text: list[int],
         start: int,
         dialogue: Dialogue,

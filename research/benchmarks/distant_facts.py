@@ -42,7 +42,7 @@ FACTS = [  # start and end of a sentence, and a question
 
 
 @dataclass(frozen=True)
-class Recollection:
+class FactAnswer:
     """Likelihood of the right answer.
 
     Attributes:
@@ -77,7 +77,7 @@ def page_of(llm: Llama, sentence: str) -> int:
     return int(np.searchsorted(np.cumsum([len(piece) for piece in pieces]), at)) // PAGE
 
 
-def ask(llm: Llama, begun: str, answer: str, question: str) -> Recollection:
+def ask(llm: Llama, begun: str, answer: str, question: str) -> FactAnswer:
     """Ask a question, and remove it."""
     start, page = llm.n_tokens, page_of(llm, begun)
     asked = f"\n\nQuestion: {question}?\n\nAnswer: {begun}"
@@ -92,7 +92,7 @@ def ask(llm: Llama, begun: str, answer: str, question: str) -> Recollection:
         is_right &= int(expected.argmax()) == token
         llm.text.eval([token])
     llm.text.remove_tail(start)
-    return Recollection(
+    return FactAnswer(
         is_right, statistics.mean(losses), bool(pages.any()) and page == pages.argmax()
     )
 

@@ -55,7 +55,10 @@ def test_recurrent_layers_and_settings(tmp_path: Path) -> None:
 def test_model_that_is_refused(tmp_path: Path) -> None:
     output = run("models", "check", str(tiny(tmp_path, "alibi")))
     assert output.code == 1
-    assert "  eviction      no: ALiBi is not supported: its bias comes from the cell" in output.text
+    assert (
+        "  eviction      no: ALiBi is not supported: its bias depends on the position of the cell"
+        in output.text
+    )
     assert "with eviction" not in output.text
 
 

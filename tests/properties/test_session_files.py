@@ -116,7 +116,10 @@ def test_a_damaged_file_is_refused_or_loads_the_saved_session(
     saved: Saved, llm: Llama, tries: Tries
 ) -> None:
     def check(changes: list[Any]) -> None:
-        loaded = saved.load(edited(saved.data, changes, saved.other), llm)
+        data = edited(saved.data, changes, saved.other)
+        if saved.other in data:  # a splice copied the other session as a whole, which is valid
+            return
+        loaded = saved.load(data, llm)
         if loaded is not None:
             assert llm.n_tokens > 0
             saved.check(loaded)
