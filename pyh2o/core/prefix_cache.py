@@ -200,7 +200,9 @@ class PrefixCache:
 
 
 def _is_of(snapshot: Snapshot, owner: object | None) -> bool:
-    return (snapshot.owner and snapshot.owner()) is owner
+    if snapshot.owner is None or owner is None:
+        return snapshot.owner is owner
+    return snapshot.owner() is owner
 
 
 def _is_prefix(tokens: IntArray, of: IntArray) -> bool:
