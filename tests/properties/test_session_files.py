@@ -17,7 +17,7 @@ from mutations import edited, edits, json_bytes, made_odd, oddities
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError
 from pyh2o.sessions.story import Story
-from pyh2o.writing.sampling import Sampling
+from pyh2o.writing.sampling import RANDOM_SEEDS, Sampling
 from rewritten_sessions import HEADER, KV, TOKENS, members_of, session_of
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
@@ -182,7 +182,9 @@ def contains(found: Any, header: Any) -> bool:
     """Return whether all of a header's fields were read; missing fields have defaults."""
     if isinstance(header, dict) and isinstance(found, dict):
         return all(
-            name in OWN or (name in found and contains(found[name], value))
+            name in OWN
+            or (name == "seed" and value in RANDOM_SEEDS)  # replaced by a new one
+            or (name in found and contains(found[name], value))
             for name, value in header.items()
         )
     if isinstance(header, list) and isinstance(found, list):
