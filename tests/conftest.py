@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -17,6 +18,9 @@ if WORKER and hasattr(os, "sched_setaffinity"):
 
 # The user's defaults are none of the tests'.
 os.environ["PYH2O_CONFIG"] = os.devnull
+# A test that names no folder of its own must not save into the user's.
+CHATS = tempfile.TemporaryDirectory(prefix="pyh2o-chats-")
+os.environ["PYH2O_CHATS"] = CHATS.name
 
 # Rich and Typer look at these when they are imported, before a test can set them.
 for variable in ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TERMINAL_WIDTH"):

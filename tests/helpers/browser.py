@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -34,11 +35,15 @@ def browser() -> Iterator[Any]:
     """Return this machine's or Playwright's Chromium, or skip."""
     playwright = needed("playwright.sync_api", name="playwright")
     program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
-    with playwright.sync_playwright() as running:
+    with playwright.sync_playwright() as running, TemporaryDirectory() as home:
         if program is None and not Path(running.chromium.executable_path).exists():
             pytest.skip("needs Chromium: install it, or name it in CHROMIUM")
         # Chromium has no sandbox as root, which containers run as.
-        chromium = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        chromium = running.chromium.launch(
+            executable_path=program,
+            args=["--no-sandbox"],
+            env={**os.environ, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home},
+        )
         yield chromium
         chromium.close()
 
