@@ -88,7 +88,7 @@ def cannot_go_back(kv: KVStatistics, n_new: int | None) -> bool:
 
 def take_snapshot(
     text: Text,
-    prompt: IntArray,
+    prompt: IntArray | None = None,
     *,
     owner: object | None = None,
     shared: bool = False,
@@ -102,7 +102,7 @@ def take_snapshot(
 
     Args:
         text: the text.
-        prompt: see `Snapshot`, as for the others.
+        prompt: see `Snapshot`, as for the others; None for all tokens of the text.
     """
     kv, snapshots = text.kv, text.model.snapshots
     in_memory = text.archive is not None and text.archive.is_in_memory
@@ -114,6 +114,7 @@ def take_snapshot(
     except (PyH2OError, MemoryError):  # an aborted evaluation may have left an incomplete text
         return
     of = None if owner is None else weakref.ref(owner)
+    prompt = tokens if prompt is None else prompt
     snapshots.put(Snapshot(tokens, prompt, state, kv.archived, of, shared, is_prompt))
 
 

@@ -91,10 +91,9 @@ class CachedText:
 
     def _take_snapshot(self, n_new: int | None = None) -> None:
         """Take a snapshot if up to `n_new` tokens may make it necessary, and it saves reading."""
-        if self._snapshots.mib and cannot_go_back(self.llm.kv, n_new):
-            tokens = self.llm.tokens.copy()
-            if self.n_to_read(tokens) >= MIN_SAVED:
-                take_snapshot(self.llm, tokens, owner=self)
+        is_needed = self._snapshots.mib > 0 and cannot_go_back(self.llm.kv, n_new)
+        if is_needed and self.n_to_read(self.llm.tokens) >= MIN_SAVED:
+            take_snapshot(self.llm, owner=self)
 
     def n_to_read(self, tokens: Sequence[int] | IntArray) -> int:
         """Return how many tokens of a text the best snapshot leaves to read."""
