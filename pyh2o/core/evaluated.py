@@ -121,7 +121,7 @@ class EvaluatedText:
     # Evaluation
     # ---------------------------------------------------------------------------------------------
 
-    def read(self, tokens: Sequence[int], *, before_end: Callable[[], None] | None = None) -> None:
+    def read(self, tokens: Sequence[int]) -> None:
         """Evaluate a prompt or a turn.
 
         It resets the record of retrieved rows (see `Text.recalled`). With recall, the last token is
@@ -129,7 +129,6 @@ class EvaluatedText:
 
         Args:
             tokens: tokens to read.
-            before_end: called before the last `min_chunk` tokens; not with an exact prefill.
 
         Raises:
             PyH2OError: see `eval`.
@@ -138,8 +137,6 @@ class EvaluatedText:
             self.cache.reset_found()
             if len(tokens) > 1 and self.model.settings.prefill != "exact":
                 end = self.n_tokens + len(tokens)
-                if before_end is not None:
-                    self.pauses[max(self.n_tokens, end - self.model.min_chunk)] = before_end
                 if self.model.recalls and end > self.cache.limits.capacity:
                     self._alone = end - 1
             try:

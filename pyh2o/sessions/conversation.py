@@ -17,20 +17,23 @@ from ..core.projector import keys_in
 from ..core.text import HasText, Text, text_of
 from ..core.tokens import n_common
 from ..errors import PictureError, PyH2OError, SettingsError
-from ..writing.chat_template import ChatTemplate
+from ..writing.answer import Answer
 from ..writing.finish import (
     FINISH_INTERRUPTED,
+    FINISH_REPETITION,
     FINISH_STOP,
     FINISH_TOOL_CALLS,
     finish_without_room,
 )
 from ..writing.prompt import check_room
+from ..writing.repetition import EndlessText
+from ..writing.request import Request
 from ..writing.sampling import Sampling
 from ..writing.thinking import USUAL, Thinking
 from ..writing.tools import Call, Tool
-from ..writing.writer import Writer
+from .chat_template import ChatTemplate, Frames, open_turn
 from .headers import SavedConversation, open_conversation
-from .layout import RowShares, merged
+from .layout import Pins, RowShares, lay_out, merged
 from .lorebooks import LoreEntry, note_for_message
 from .talk import Talk, other_text
 from .turns import AnswerRun, Dialogue, Step, Turn, answer_seed
@@ -195,27 +198,34 @@ class Conversation(Talk):
         start = last.end - 1
         tokens = self._text.tokens[start:]
         dialogue = replace(self._dialogue, turns=self.turns[:-1])
-        yield from self._write(last, start, tokens, dialogue, max_tokens)
+        frames = self._template.frames(self.turns)
+        yield from self._write(last, frames, start, tokens, dialogue, max_tokens)
 
     def _give_results(self, calls: tuple[Call, ...], max_tokens: int | None) -> Generator[str]:
         waiting = [replace(call, result=None, failed=False) for call in calls]
         if not calls or waiting != [*self.calls]:
             raise PyH2OError("the last answer made other calls: pass the results of those")
-        last, tokens = self._dialogue.last, self._template.results(calls)
-        n_tokens = last.end - last.part_starts[-1] + len(tokens)
+        last = self._dialogue.last
+        n_tokens = last.end - last.part_starts[-1]
         step = Step(last.answer, calls, n_tokens, last.thoughts)
-        turn = replace(last, answer="", end=0, steps=(*last.steps, step), calls=())
+        turn = replace(last, answer="", end=0, steps=(*last.steps, step), calls=(), thoughts="")
+        turns = [*self.turns[:-1], turn]
+        frames = self._template.frames(turns)
+        tokens = self._template.results(turns, frames)
+        step = replace(step, n_tokens=n_tokens + len(tokens))
+        turn = replace(turn, steps=(*last.steps, step))
         dialogue = replace(self._dialogue, turns=self.turns[:-1])
-        yield from self._write(turn, last.end, tokens, dialogue, max_tokens)
+        yield from self._write(turn, frames, last.end, tokens, dialogue, max_tokens)
 
     def _regenerate(self, max_tokens: int | None) -> Generator[str]:
         last = self._dialogue.last
         start = last.answer_start - 1  # only the last token has logits
         tokens = self._text.tokens[start : last.answer_start]
         attempt = self._dialogue.attempts[-1] + 1 + self._n_empty
-        turn = replace(last, end=0, attempt=attempt, steps=(), calls=())
+        turn = replace(last.unanswered, attempt=attempt)
+        frames = self._template.frames([*self.turns[:-1], turn])
         dialogue = self._dialogue.open_again(self._text.tokens)
-        yield from self._write(turn, start, tokens, dialogue, max_tokens)
+        yield from self._write(turn, frames, start, tokens, dialogue, max_tokens)
 
     def _reply(
         self, message: str, turns: tuple[Turn, ...], start: int, max_tokens: int | None
@@ -226,58 +236,105 @@ class Conversation(Talk):
             if not set(keys_in(message)) <= self._files.keys():
                 raise PictureError("a picture of the message is missing: add it again")
         told = note_for_message(message, turns, self.lore, self.note)
-        turn = Turn(message, "", "", start, 0, 0, self._n_empty, told)
+        turn = replace(open_turn(message), attempt=self._n_empty, told=told)
+        text, template = self._text, self._template
         if turns:
-            self._text.forget(self._reasoning_spans(turns[-1:], self._text.tokens))
-            answer = self._text.tokens[turns[-1].answer_start : turns[-1].end]
-            tokens = self._template.next_turn(turn.message, answer)
-        else:
-            # It may merge with the opening's last token, and a template may write the date.
-            whole = self._template.first_turn(turn.message)
-            start = n_common(whole[:-1], self._text.tokens[:start])
-            tokens = whole[start:]
-        turn = replace(turn, start=start, answer_start=start + len(tokens))
-        yield from self._write(turn, start, tokens, Dialogue(turns), max_tokens)
+            text.forget(self._reasoning_spans(turns[-1:], text.tokens))
+        frames = template.frames([*turns, turn])
+        turns, tokens, pins = self._followed(turns, frames)
+        start = len(tokens)
+        lead = template.lead(frames, len(turns), tokens[turns[-1].answer_start :] if turns else ())
+        if not turns:  # it may merge with the opening's last token
+            start = n_common(lead[:-1], text.tokens[:start])
+            lead = lead[start:]
+        turn = replace(turn, start=start, answer_start=start + len(lead))
+        n_same = min(start, n_common(tokens, text.tokens))
+        tokens = tokens[n_same:start] + lead
+        yield from self._write(turn, frames, n_same, tokens, Dialogue(turns), max_tokens, pins)
+
+    def _followed(
+        self, turns: tuple[Turn, ...], frames: Frames
+    ) -> tuple[tuple[Turn, ...], list[int], Pins]:
+        """Return the turns, tokens and pins before a new message.
+
+        They change if the template writes earlier turns in another way now.
+
+        Args:
+            turns: the first turns of the conversation.
+            frames: the prompt with these turns and the new message.
+        """
+        text, template, last = self._text, self._template, self.turns[-1:]
+        if not last:
+            return (), text.tokens, self.pins
+        n_same = 0
+        if turns:
+            before = template.frames([*self.turns[:-1], last[0].unanswered])
+            n_same = frames.n_same(before, len(turns))
+        if n_same == len(turns):
+            return turns, text.tokens[: last[0].start if turns != self.turns else None], self.pins
+        layout = lay_out(
+            self.llm, template, self._places, turns, text.tokens, self.pins,
+            frames=frames, n_same=n_same,
+        )  # fmt: skip
+        return layout.turns, layout.tokens, layout.pins
 
     def _write(
-        self, turn: Turn, start: int, tokens: list[int], dialogue: Dialogue, max_tokens: int | None
+        self,
+        turn: Turn,
+        frames: Frames,
+        start: int,
+        tokens: list[int],
+        dialogue: Dialogue,
+        max_tokens: int | None,
+        pins: Pins | None = None,
     ) -> Generator[str]:
         """Replace the text after the first `start` tokens by new tokens and the answer of a turn.
 
-        The turn has an end if its answer is continued. `dialogue` has the other turns.
+        Args:
+            turn: the turn; it has an end if its answer is continued.
+            frames: its prompt.
+            start, tokens: length of the text that stays, and what follows.
+            dialogue: the other turns.
+            max_tokens: maximum number of new tokens.
+            pins: pinned spans of the new text; None for the present ones.
         """
         if max_tokens is not None and max_tokens < 1:
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
         check_room(self.llm, start + len(tokens))
         text = self._text
         before, dropped = self._dialogue, text.tokens[start:]
-        pins, spans = text.pins, text.forgotten
+        old_pins, spans = text.pins, text.forgotten
         started = text.tokens[turn.part_starts[-1] : turn.end]
-        lead = text.tokens[turn.start : turn.part_starts[-1]] if started else tokens
-        answer = AnswerRun(self.llm, self._template, text.tokens, turn, lead, started, max_tokens)
         rest: list[str] = []
+        run: AnswerRun | None = None
         shown = {key: self._files[key] for key in keys_in(turn.user) if key in self._files}
         recorder = Recorder(self.noted_beside, text.tokens, shown)
         try:
             self._dialogue = dialogue
             text.truncate(start, may_return=True)
             text.tokens += tokens
-            text.pin_first(pins, start + n_common(tokens, dropped))
+            if pins is None or pins == old_pins:
+                text.pin_first(old_pins, start + n_common(tokens, dropped))
+            else:
+                text.pin(pins)
+                text.forget(self._reasoning_spans(dialogue.turns, text.tokens))
             self._pin_told(turn)
-            recorder.record(answer, text.tokens, start, dialogue)
-            for piece in self._sample(answer, max_tokens):
+            run = self._run(turn, frames, started, max_tokens)
+            recorder.record(run, text.tokens, start, dialogue)
+            for piece in self._sample(run, max_tokens):
                 yield piece
-                recorder.record(answer, text.tokens, start, dialogue)
+                recorder.record(run, text.tokens, start, dialogue)
         except (GeneratorExit, KeyboardInterrupt):
-            answer.finish = FINISH_INTERRUPTED
-            recorder.record(answer, text.tokens, start, dialogue, at_once=True)
+            if run is not None:
+                run.finish = FINISH_INTERRUPTED
+                recorder.record(run, text.tokens, start, dialogue, at_once=True)
             raise
         finally:
-            if not answer.has_started or text.is_there():
-                rest = answer.end()
-                if not self._keep(answer):
+            if run is None or not run.n_new or text.is_there():
+                rest = [] if run is None else run.end()
+                if run is None or not self._keep(run):
                     self._dialogue = before
-                    text.restore(start, dropped, pins, spans)
+                    text.restore(start, dropped, old_pins, spans)
         yield from rest
 
     def _pin_told(self, turn: Turn) -> None:
@@ -288,40 +345,64 @@ class Conversation(Talk):
             if sum(end - start for start, end in pins) <= budget.heavy // 2:
                 self._text.pin(pins)
 
-    def _sample(self, answer: AnswerRun, max_tokens: int | None) -> Generator[str]:
+    def _run(
+        self, turn: Turn, frames: Frames, started: list[int], max_tokens: int | None
+    ) -> AnswerRun:
+        """Return the answer of a turn, which continues after its tokens `started`."""
+        at = len(self.turns), turn.attempt, len(turn.steps)
+        seed = answer_seed(self.sampling.seed, *at)
+        sampling = replace(self.sampling, seed=seed)
+        request = Request(
+            messages=(), sampling=sampling, max_tokens=max_tokens, keep_reasoning=True
+        )
+        kept = self._text.kept
+        tokens = kept[: len(kept) - len(started)]
+        prompt = replace(frames.prompt, tokens=tokens, is_text=False)
+        endless = EndlessText(started)
+
+        def watch(token: int) -> str | None:
+            return FINISH_REPETITION if endless.add(token) else None
+
+        answer = Answer(self.llm, request, prompt, before=started, watch=watch)
+        return AnswerRun(answer, turn, started)
+
+    def _sample(self, run: AnswerRun, max_tokens: int | None) -> Generator[str]:
         """Evaluate the unread tokens and sample the answer."""
         llm, text = self.llm, self._text
         if self._places.fair_turns:
             # the tokens before the first turn are a separate part
-            starts = [*(turn.start for turn in self.turns), answer.turn.part_starts[-1]]
+            starts = [*(turn.start for turn in self.turns), run.turn.part_starts[-1]]
             with llm.lock:
                 llm.cache.share_fairly([start for start in starts if start > 0])
-        at = len(self.turns), answer.turn.attempt, len(answer.turn.steps)
-        seed = answer_seed(self.sampling.seed, *at)
-        before = answer.before
-        guide = self._template.guide(before)
-        writer = Writer(llm, replace(self.sampling, seed=seed), written=before, grammar=guide)
-        for pieces in answer.generation.run(text.write(writer, max_tokens)):
-            yield from answer.take(pieces)
-            if not text.is_there():
-                raise other_text()
-        answer.finish = answer.generation.finish or finish_without_room(llm.evicting)
+        start = len(text.tokens) - len(run.before)
+        with text.sampling(max_tokens):
+            run.answer.unread = text.unread
+            try:
+                for event in run.answer:
+                    text.tokens += run.answer.tokens[len(text.tokens) - start :]
+                    text.look()
+                    yield from run.take(event)
+                    if not text.is_there():
+                        raise other_text()
+            finally:
+                text.tokens += run.answer.tokens[len(text.tokens) - start :]
+        run.finish = run.answer.generation.finish or finish_without_room(llm.evicting)
 
-    def _keep(self, answer: AnswerRun) -> bool:
+    def _keep(self, run: AnswerRun) -> bool:
         """Add an answer as a turn; return False if it has no tokens or failed.
 
         After results of tools it may have no tokens.
         """
         text = self._text
-        if not answer.kept and not (answer.turn.steps and answer.finish):
-            self._n_empty += answer.finish == FINISH_STOP
+        if not run.kept and not (run.turn.steps and run.finish):
+            self._n_empty += run.finish == FINISH_STOP
             return False
-        end = answer.turn.part_starts[-1] + answer.kept
+        end = run.turn.part_starts[-1] + run.kept
         # The template's end of an answer replaces the tokens of a stop string.
         if end < self.llm.n_tokens and not text.has_rows(end):
             end = len(text.tokens)
         text.truncate(end)
-        self._dialogue = replace(self._dialogue, turns=(*self.turns, answer.made_turn(end)))
+        self._dialogue = replace(self._dialogue, turns=(*self.turns, run.made_turn(end)))
         self._n_empty = 0
         return True
 

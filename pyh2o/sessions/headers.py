@@ -17,11 +17,11 @@ from ..core.projector import is_of_picture
 from ..core.text import Text
 from ..errors import OtherSettingsError, SessionError
 from ..writing.cached_text import Span
-from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_STOP, FINISH_UNTIL
 from ..writing.sampling import Sampling
 from ..writing.thinking import USUAL, Thinking
 from ..writing.tools import Tool
+from .chat_template import ChatTemplate
 from .layout import Layout, RowShares, lay_out
 from .lorebooks import LoreEntry
 from .records import Count, Scalar, in_one_line, record_of

@@ -24,7 +24,7 @@ from ..core.vocabulary import suffix_tokens
 from ..errors import PyH2OError, SessionError, SettingsError
 from ..writing.cached_text import CachedText, Span
 from ..writing.chat_guide import ChatGuide
-from ..writing.chat_template import ChatTemplate
+from ..writing.chat_prompt import rendered
 from ..writing.finish import (
     FINISH_INTERRUPTED,
     FINISH_REPETITION,
@@ -36,6 +36,7 @@ from ..writing.generation import Generation
 from ..writing.pieces import Piece, TextPieces
 from ..writing.prompt import check_prompt, check_room, prompt_text, prompt_tokens
 from ..writing.repetition import RepetitionGuard
+from ..writing.request import Request
 from ..writing.sampling import Sampling
 from ..writing.thinking import USUAL, Thinking
 from ..writing.writer import Writer
@@ -107,7 +108,7 @@ class Story(TextSession):
             memory: text before a text prompt, which is pinned.
             loop_guard: whether loops are broken (see repetition.py).
             ignore_eos: whether end-of-text tokens are suppressed.
-            thinking: reasoning settings, for a prompt from `asked_for`.
+            thinking: reasoning settings, for a prompt from `prompt_for_message`.
 
         Raises:
             ValueError: the prompt has no tokens.
@@ -288,8 +289,12 @@ class Story(TextSession):
         """Return the guide that ends the reasoning, if it has a budget."""
         if self.thinking.limit is None:
             return None
-        template = ChatTemplate(self.llm.model, None, thinking=self.thinking)
-        return template.guide(self.tokens[self.n_prompt :])
+        request = Request(messages=[{"role": "user", "content": "?"}], reasoning=self.thinking)
+        guide = rendered(self.llm.model, request).guide
+        assert isinstance(guide, ChatGuide)
+        for token in self.tokens[self.n_prompt :]:
+            guide.take(token)
+        return guide
 
     def _prepare_cache(self) -> None:
         """Restore the text in the cache, with at least one token left to evaluate."""

@@ -9,11 +9,11 @@ from itertools import pairwise
 from ..core.text import HasText, Text, text_of
 from ..errors import PyH2OError
 from ..writing.cached_text import CachedText, Span
-from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_STOP
 from ..writing.thinking import Thinking
 from ..writing.thoughts import forgets_thoughts, thoughts_of
 from ..writing.tools import Call, Tool
+from .chat_template import ChatTemplate
 from .layout import Layout, RowShares, lay_out, without
 from .text_session import TextSession
 from .turns import Dialogue, Turn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from mmap import mmap
 from typing import TYPE_CHECKING
 
@@ -271,25 +272,49 @@ class CachedText:
             self.recover(len(self.tokens))
 
     def write(self, writer: Writer, max_tokens: int | None = None) -> Iterator[int]:
-        """Evaluate what is unread, then give the tokens that the writer draws.
+        """Evaluate the unread tokens, then yield the tokens that the writer samples.
 
-        A token that becomes a part of the text has to be in `tokens` before the next one is asked
-        for. There are `max_tokens` of them at most, if that is not None.
+        A token that becomes a part of the text has to be in `tokens` before the next one is
+        requested. There are at most `max_tokens` of them, unless that is None.
         """
-        for start, end in self.forgotten:  # that are read again
-            if self.llm.n_tokens <= end < len(self.tokens):
-                self.llm.read(self.tokens[self.llm.n_tokens : end + 1])
-                self.llm.drop_spans([(start, end)])
+        with self.sampling(max_tokens):
+            for token in writer.write(self.unread):
+                self.look()
+                yield token
+
+    @contextmanager
+    def sampling(self, max_tokens: int | None = None) -> Iterator[None]:
+        """Prepare to read the unread tokens and to sample after them, during the context.
+
+        Snapshots are taken if the rows of the present text may be evicted. Dropped spans of a text
+        that is read again are read and dropped.
+
+        Args:
+            max_tokens: maximum number of tokens to sample; None for no limit.
+        """
+        llm = self.llm
+        for start, end in self.forgotten:
+            if llm.n_tokens <= end < len(self.tokens):
+                llm.read(self.tokens[llm.n_tokens : end + 1])
+                llm.drop_spans([(start, end)])
         n_unread = len(self.unread)
         n_new = None if max_tokens is None else n_unread + max_tokens
         self._take_snapshot(n_new)
         # All but the end of a short message is read as fast as a snapshot is taken.
-        if n_unread > MIN_SAVED and cannot_go_back(self.llm.kv, n_new):
-            writer.before_end = self._take_snapshot
+        is_slow = n_unread > MIN_SAVED and llm.model.settings.prefill != "exact"
+        if is_slow and cannot_go_back(llm.kv, n_new):
+            end = max(llm.n_tokens, len(self.tokens) - llm.model.min_chunk)
+            llm.pauses[end] = self._take_snapshot
         try:
-            for token in writer.write(self.unread):
-                self.look()
-                yield token
+            yield
         finally:
-            if self.llm.n_tokens and self._is_as_in_cache():
+            llm.pauses.clear()
+            if llm.n_tokens and self._is_as_in_cache():
                 self.look()
+
+    @property
+    def kept(self) -> list[int]:
+        """The tokens without dropped spans."""
+        ends = [0, *(end for _, end in self.forgotten)]
+        starts = [*(start for start, _ in self.forgotten), len(self.tokens)]
+        return [t for a, b in zip(ends, starts, strict=True) for t in self.tokens[a:b]]

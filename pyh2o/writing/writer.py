@@ -21,7 +21,6 @@ class Writer:
 
     Attributes:
         logits: that the newest token was drawn from; [n_vocab].
-        before_end: called when all but the end of the first tokens is evaluated (see `Text.read`).
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class Writer:
         """
         self._text = text_of(text)
         self._drafts = drafts
-        self.before_end: Callable[[], None] | None = None
         model = self._text.model
         self._sampler = Sampler(model, sampling, processor=logits_processor, grammar=grammar)
         self._sampler.continue_after(written)
@@ -74,7 +72,7 @@ class Writer:
         """
         text = self._text
         with text.lock:  # until a token is drawn, the logits must stay those of this text
-            text.read(tokens, before_end=self.before_end)
+            text.read(tokens)
             token = self.sample(-1)
         while True:
             sent = yield token

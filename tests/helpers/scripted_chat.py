@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
+from chat_turns import ChatTurns
 from cli_fakes import LoadedModel, Output, cache_with, run
 from pyh2o import Conversation, Llama
 from pyh2o.cli.chat import answers, command
 from pyh2o.cli.chat.input import PROMPT, ScriptSource
 from pyh2o.core.text import Text
 from pyh2o.sessions import conversation as conversation_module
-from pyh2o.writing.chat_template import ChatTemplate
+from pyh2o.writing import answer as answer_module
 from pyh2o.writing.sampling import Sampling
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -61,7 +62,7 @@ class ScriptedModel(LoadedModel):
 
     def n_text(self, *exchanges: tuple[str, str], system: str | None = None) -> int:
         """Count the tokens of a conversation of these messages and answers."""
-        template = ChatTemplate(self.llm.text.model, system)
+        template = ChatTurns(self.llm.text.model, system)
         if not exchanges:
             return len(template.opening)
         messages = [
@@ -170,7 +171,7 @@ def scripted_chat(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
 
     model.be_loaded(monkeypatch)
     monkeypatch.setattr(Text, "kv", property(kv))
-    monkeypatch.setattr(conversation_module, "Writer", ScriptedWriter)
+    monkeypatch.setattr(answer_module, "Writer", ScriptedWriter)
     monkeypatch.setattr(conversation_module, "Conversation", RecordedConversation)
     clock = ticking_clock()
     monkeypatch.setattr(answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))

@@ -17,10 +17,10 @@ from gguf import GGMLQuantizationType
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from chat_turns import ChatTurns
 from conversations import Trap, check_positions, next_logits, said
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError, SettingsError
-from pyh2o.writing.chat_template import ChatTemplate
 from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
@@ -97,7 +97,7 @@ class ConversationSequence(RuleBasedStateMachine):
 
     def text(self, turns: list[tuple[str, list[int]]]) -> list[int]:
         """Return the expected tokens of messages and answers."""
-        parts = ChatTemplate(self.talk.llm.model, self.system)
+        parts = ChatTurns(self.talk.llm.model, self.system)
         tokens: list[int] = []
         for message, answer in turns:
             tokens += (parts.next_turn if tokens else parts.first_turn)(message) + answer

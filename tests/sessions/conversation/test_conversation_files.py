@@ -16,6 +16,7 @@ from llama_cpp.llama_chat_format import (
     chat_formatter_to_chat_completion_handler,
 )
 
+from chat_turns import ChatTurns
 from conversations import (
     EVICTING,
     FULL,
@@ -29,7 +30,6 @@ from conversations import (
 )
 from pyh2o import Conversation, Llama
 from pyh2o.errors import SessionError
-from pyh2o.writing.chat_template import ChatTemplate
 from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
@@ -124,7 +124,7 @@ def test_a_template_may_write_the_date(path: Path, tmp_path: Path) -> None:
     for _ in range(2):
         talk.undo()
     said(talk.edit("new", max_tokens=SHORT))
-    first = ChatTemplate(talk.llm.model, SYSTEM).first_turn("new")
+    first = ChatTurns(talk.llm.model, SYSTEM).first_turn("new")
     assert text_of(talk)[: len(first)] == first
 
 

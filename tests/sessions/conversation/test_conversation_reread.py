@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from chat_turns import ChatTurns
 from conversations import EVICTING, FULL, SHORT, SYSTEM, check_positions, in_cache, said, text_of
 from pyh2o import Conversation
 from pyh2o.errors import OtherSettingsError, SettingsError
@@ -73,7 +74,7 @@ def test_another_model_reads_the_same_texts(path: Path, file: Path, tmp_path: Pa
     answer = llm.detokenize(tokens[first.answer_start : first.end])
     assert answer.decode() == turns[0]["answer"]
     assert (second.answer, second.end - second.answer_start) == ("", 3)  # a sign that says so
-    expected = Conversation(llm, system=SYSTEM)._template
+    expected = ChatTurns(llm.text.model, SYSTEM)
     assert tokens[: first.answer_start] == expected.first_turn(first.user)
     assert tokens[first.end : second.answer_start] == expected.next_turn("two")
     assert conversation.pins == ()

@@ -12,7 +12,7 @@ import pytest
 
 from conversations import EVICTING, check_positions, n_evaluated, next_logits, said, text_of
 from pyh2o import Conversation, Llama
-from pyh2o.sessions import conversation as conversation_module
+from pyh2o.writing import answer as answer_module
 from pyh2o.writing.sampling import Sampling
 from pyh2o.writing.writer import Writer
 from tiny_llama import assert_same_cache, tiny_llama
@@ -48,7 +48,7 @@ def thinks(monkeypatch: pytest.MonkeyPatch) -> None:
 
             super().__init__(llm, sampling, written=written, logits_processor=think)
 
-    monkeypatch.setattr(conversation_module, "Writer", Thinking)
+    monkeypatch.setattr(answer_module, "Writer", Thinking)
 
 
 @pytest.fixture(params=WAYS)
