@@ -267,7 +267,9 @@ class Conversation(Talk):
         if not last:
             return (), text.tokens, self.pins
         n_same = 0
-        if turns:
+        if self._frames is not None and len(self._frames.gaps) == len(self.turns):
+            n_same = frames.n_same(self._frames, len(turns))
+        if n_same < len(turns):  # the template may have written another date then
             before = template.frames([*self.turns[:-1], last[0].unanswered])
             n_same = frames.n_same(before, len(turns))
         if n_same == len(turns):
@@ -301,7 +303,7 @@ class Conversation(Talk):
         if max_tokens is not None and max_tokens < 1:
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
         check_room(self.llm, start + len(tokens))
-        text = self._text
+        text, self._frames = self._text, frames
         before, dropped = self._dialogue, text.tokens[start:]
         old_pins, spans = text.pins, text.forgotten
         started = text.tokens[turn.part_starts[-1] : turn.end]
