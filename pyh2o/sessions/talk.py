@@ -10,8 +10,8 @@ from ..core.text import HasText, Text, text_of
 from ..errors import PyH2OError
 from ..writing.cached_text import CachedText, Span
 from ..writing.finish import FINISH_STOP
+from ..writing.reasoning import drops_reasoning, reasoning_span
 from ..writing.thinking import Thinking
-from ..writing.thoughts import forgets_thoughts, thoughts_of
 from ..writing.tools import Call, Tool
 from .chat_template import ChatTemplate, Frames
 from .layout import Layout, RowShares, lay_out, without
@@ -184,8 +184,8 @@ class Talk(TextSession):
         """Return the spans of reasoning to drop, without pinned tokens."""
         model = self.llm.model
         parts = [part for turn in turns for part in pairwise([*turn.part_starts, turn.end])]
-        found = [thoughts_of(model, tokens, *part) for part in parts]
-        spans: Iterable[Span] = filter(None, found if forgets_thoughts(model) else ())
+        found = [reasoning_span(model, tokens, *part) for part in parts]
+        spans: Iterable[Span] = filter(None, found if drops_reasoning(model) else ())
         for pin in ((0, self.n_pinned), *self.pins):
             spans = without(spans, *pin)
         return [*spans]

@@ -23,8 +23,8 @@ from .generation import Generation
 from .logprobs import LogprobRecorder, TokenLogprobs
 from .pieces import Piece, TextPieces
 from .prompt import check_prompt, prompt_text
+from .reasoning import drops_reasoning, reasoning_span
 from .request import Request, StoppingCriteria
-from .thoughts import forgets_thoughts, thoughts_of
 from .writer import Writer
 
 
@@ -177,11 +177,11 @@ class Answer:
 
     def _pieces(self) -> Iterator[Piece]:
         """Sample to the end; yield text as soon as no stop string can start in it."""
-        drops_reasoning = forgets_thoughts(self._model) and not self._request.keep_reasoning
+        drops = not self._request.keep_reasoning and drops_reasoning(self._model)
         try:
             for pieces in self.generation.run(self._sampled()):
                 yield from pieces
-            if self.generation.finish == FINISH_STOP and drops_reasoning:
+            if self.generation.finish == FINISH_STOP and drops:
                 self._drop_reasoning()
         finally:  # the caller may stop at any token
             if self.tokens and self._prompt.is_text:
@@ -235,7 +235,7 @@ class Answer:
         if len(at) <= n_prompt:
             return
         start = int(at[n_prompt])
-        found = thoughts_of(self._model, text.tokens, start, text.n_tokens)
+        found = reasoning_span(self._model, text.tokens, start, text.n_tokens)
         if found is None or found[1] == text.n_tokens:
             return
         with contextlib.suppress(SettingsError):  # the reasoning overlaps the pinned first tokens

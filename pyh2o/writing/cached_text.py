@@ -1,4 +1,4 @@
-"""A text whose beginning is in a model's cache, and whose end is still to be evaluated."""
+"""A text whose first tokens are in a model's cache; the last ones may not be evaluated yet."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from ..errors import StateError
 if TYPE_CHECKING:
     from .writer import Writer
 
-# Tokens at the end of the cached text by which it is recognised.
+# Number of last cached tokens that are compared to recognise the text.
 SEEN_TOKENS = 16
 
 # Tokens of a text: (start, end), end not included.
 Span = tuple[int, int]
 
-# A model has one text: the one that was begun, loaded or read last.
+# The cached text that uses a model's text: the one that was started, loaded or read last.
 _owners: weakref.WeakKeyDictionary[Text, weakref.ref[CachedText]] = weakref.WeakKeyDictionary()
 
 
 class CachedText:
-    """The tokens of a text, as many of the first as possible in the cache of a model.
+    """The tokens of a text, with as many of the first ones as possible in a model's cache.
 
     Attributes:
-        llm: the model.
-        tokens: of the text. They may grow here; to shorten or to replace them has methods.
-        pins: spans that are never evicted, beside the first tokens; ascending and apart.
-        forgotten: spans that it does without once they are read; likewise.
+        llm: the text of the model.
+        tokens: the tokens; append new ones here, and use the methods for other changes.
+        pins: pinned spans other than the first tokens; ascending, not adjacent.
+        forgotten: spans to drop from the cache once they are read; ascending, not adjacent.
     """
 
     def __init__(self, llm: Text | HasText, on_taken: Callable[[], None] | None = None) -> None:
-        """An empty text; the cache is not touched before `begin`.
+        """Create an empty text; the cache does not change before `begin`.
 
         Args:
             llm: the model.
-            on_taken: called before another text takes the model. A method is held weakly.
+            on_taken: method to call before another text uses the model; held weakly.
         """
         self.llm = text_of(llm)
         self.tokens: list[int] = []
@@ -53,26 +53,26 @@ class CachedText:
         self._on_taken = None if on_taken is None else weakref.WeakMethod(on_taken)
 
     # ---------------------------------------------------------------------------------------------
-    # Whose the cache is
+    # Use of the model
     # ---------------------------------------------------------------------------------------------
 
     def is_there(self) -> bool:
-        """Whether this text has the model, and the cache holds what it has evaluated last."""
+        """Return whether this text has the model, and the cache holds its evaluated tokens."""
         return self._has_model() and self.llm.n_tokens == self._n_cached and self._is_as_in_cache()
 
     def _has_model(self) -> bool:
-        """Whether no other text has taken the model since."""
+        """Return whether no other text uses the model."""
         return _owners.get(self.llm, lambda: None)() is self
 
     def _is_as_in_cache(self) -> bool:
-        """Whether the newest tokens in the cache are those of this text."""
+        """Return whether the last tokens in the cache are those of this text."""
         end = self.llm.n_tokens
         start = max(0, end - SEEN_TOKENS)
         newest: list[int] = self.llm.record[start:end].tolist()
         return newest == self.tokens[start:end]
 
     def _take_model(self) -> None:
-        """Make the model this text's, after its text so far was told so."""
+        """Use the model for this text, after a call of its present text's `on_taken`."""
         owner = _owners.get(self.llm, lambda: None)()
         if owner is not None and owner is not self and owner._on_taken is not None:
             on_taken = owner._on_taken()
@@ -81,13 +81,13 @@ class CachedText:
         _owners[self.llm] = weakref.ref(self)
 
     def reclaim(self) -> None:
-        """Have the model again, and what snapshots have of this text, if another one is there."""
+        """Use the model again, and restore this text from snapshots, if another one is there."""
         if not self.is_there():
             self._take_model()
             self.recover(len(self.tokens) - 1)
 
     def look(self) -> None:
-        """Remember what is in the cache, when that is a part of this text."""
+        """Record the number of cached tokens, which must be tokens of this text."""
         self._n_cached = self.llm.n_tokens
 
     def _take_snapshot(self, n_new: int | None = None) -> None:
@@ -97,7 +97,7 @@ class CachedText:
             take_snapshot(self.llm, owner=self)
 
     def n_to_read(self, tokens: Sequence[int] | IntArray) -> int:
-        """Return how many tokens of a text the best snapshot leaves to read."""
+        """Return the number of tokens to read after the longest snapshot is restored."""
         found = self._snapshots.prefixes(tokens, self)
         return len(tokens) - (len(found[0].tokens) if found else 0)
 
@@ -111,7 +111,7 @@ class CachedText:
 
     @property
     def unread(self) -> list[int]:
-        """The tokens to evaluate before the next one can be drawn."""
+        """The tokens to evaluate before the next one can be sampled."""
         return self.tokens[self.llm.n_tokens :]
 
     def begin(
@@ -122,13 +122,12 @@ class CachedText:
         pins: Sequence[Span] = (),
         forgotten: Sequence[Span] = (),
     ) -> None:
-        """Empty the cache; this text, all of it to be evaluated, takes its place.
+        """Replace the text, and empty the cache.
 
         Args:
-            tokens: of the text.
-            n_pinned: first tokens that are never evicted; None for what it was, or the settings'.
-            pins: spans that are never evicted either.
-            forgotten: spans that are forgotten once they are read.
+            tokens: the new text.
+            n_pinned: number of first tokens to pin; None for the present or configured number.
+            pins, forgotten: see the attributes.
         """
         self._take_model()
         self.tokens, self.pins, self.forgotten = list(tokens), tuple(pins), tuple(forgotten)
@@ -137,10 +136,7 @@ class CachedText:
         self.recover(0)
 
     def recover(self, n_tokens: int) -> None:
-        """Have as many of the first so many tokens in the cache as snapshots have.
-
-        The others are to be evaluated again.
-        """
+        """Restore the longest prefix of the first `n_tokens` tokens from snapshots."""
         is_there = False
         try:
             found = self._snapshots.prefixes(self.tokens[:n_tokens], self)
@@ -148,7 +144,7 @@ class CachedText:
         finally:
             if not is_there:
                 self.llm.reset()
-            # A snapshot from before may have other pins.
+            # an earlier snapshot may have other pins
             with self.llm.lock:
                 if self._n_pinned is not None:
                     self.llm.cache.pin(self._n_pinned)
@@ -158,24 +154,24 @@ class CachedText:
 
     @property
     def n_pinned(self) -> int:
-        """First tokens that are never evicted."""
+        """Number of pinned first tokens."""
         budget = self.llm.model.budget
         by_settings = 0 if budget is None else budget.pinned
         return by_settings if self._n_pinned is None else self._n_pinned
 
     def pin(self, pins: Sequence[Span]) -> None:
-        """Never evict these spans from now on, in the place of those before.
+        """Replace the pinned spans.
 
         Raises:
-            SettingsError: as `Llama.pin_spans` does.
+            SettingsError: they do not fit the budget.
         """
-        if self._has_model():  # or else the cache is told when this text comes back
+        if self._has_model():  # otherwise they are pinned when this text returns
             with self.llm.lock:
                 self.llm.cache.pin_spans(pins)
         self.pins = tuple(pins)
 
     def pin_first(self, pins: Sequence[Span], n_tokens: int) -> None:
-        """Pin what of these spans is in the first `n_tokens`, in the place of all others."""
+        """Replace the pinned spans by the parts of `pins` in the first `n_tokens` tokens."""
         left = tuple((start, min(end, n_tokens)) for start, end in pins if start < n_tokens)
         if left != self.pins:
             self.pin(left)
@@ -188,9 +184,9 @@ class CachedText:
         pins: Sequence[Span] = (),
         forgotten: Sequence[Span] = (),
     ) -> None:
-        """Take over a text that was saved, with the state of the cache behind `n_cached` tokens.
+        """Load a saved text with the state of the cache after `n_cached` tokens.
 
-        If the state does not fit, all of the text is to be evaluated again.
+        If the state does not match, all of the text has to be evaluated again.
         """
         try:
             self.llm.load_kv_state(kv_state, tokens[:n_cached])
@@ -202,19 +198,20 @@ class CachedText:
         self.look()
 
     def truncate(self, n_tokens: int, *, may_return: bool = False) -> None:
-        """Shorten the text to its first tokens.
+        """Truncate the text to its first `n_tokens` tokens.
 
-        If too many of their rows were evicted, they return from a snapshot; the rest is read again.
+        If too many of their rows were evicted, they are restored from a snapshot, and the rest has
+        to be read again.
 
         Args:
-            n_tokens: that stay.
-            may_return: whether `restore` may be called next, for which a snapshot is taken.
+            n_tokens: number of tokens to keep.
+            may_return: whether to take a snapshot, as `restore` may follow.
         """
         if may_return and self.llm.n_tokens - n_tokens >= MIN_SAVED:
             self._take_snapshot()
         del self.tokens[n_tokens:]
         self.pin_first(self.pins, n_tokens)
-        # of what ends amid a gap, what came before that is there
+        # the end of a dropped span has no rows
         n_there = next((a for a, b in self.forgotten if a < n_tokens <= b), n_tokens)
         self.forgotten = tuple((a, b) for a, b in self.forgotten if b < n_tokens)
         if n_there < self.llm.n_tokens and not (
@@ -230,7 +227,7 @@ class CachedText:
         pins: Sequence[Span],
         forgotten: Sequence[Span],
     ) -> None:
-        """Give the text the end again that it had behind its first `start` tokens."""
+        """Restore the tokens, pins and dropped spans after the first `start` tokens."""
         self.truncate(start)
         self.tokens += tokens
         self.forgotten = tuple(forgotten)
@@ -240,10 +237,10 @@ class CachedText:
             self.pin(pins)
 
     def has_rows(self, n_tokens: int) -> bool:
-        """Whether a shorter text has enough rows in the cache to go on with it.
+        """Return whether the cache has enough rows to continue after the first `n_tokens` tokens.
 
-        Rows that were recent when it ended may be evicted by now. As long as half of the recent
-        ones are left, that is better than to read all of the text again.
+        Rows that were recent at that point may have been evicted. With half of them, continuing is
+        better than reading the whole text again.
         """
         first_needed = max(1, n_tokens - max(1, self.llm.kv.recent // 2))
         for start, end in self.llm.dropped_spans:
@@ -252,7 +249,7 @@ class CachedText:
         return self.llm.can_remove_tail(first_needed)
 
     def forget(self, spans: Sequence[Span]) -> None:
-        """Do without these spans, too, from now on (see `Text.drop_spans`), or once they are read.
+        """Drop more spans (see `Text.drop_spans`), at once or when they are read.
 
         Raises:
             SettingsError: they are pinned.
@@ -267,7 +264,7 @@ class CachedText:
         self.llm.drop_spans([(start, end) for start, end in self.forgotten if end < n_tokens])
 
     def drop_surplus(self) -> None:
-        """Drop rows of an evaluation that Ctrl-C broke off before its tokens were recorded."""
+        """Remove rows of an evaluation that Ctrl-C aborted before its tokens were recorded."""
         if not self.llm.drop_surplus():
             self.recover(len(self.tokens))
 

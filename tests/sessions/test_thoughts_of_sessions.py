@@ -102,7 +102,7 @@ def test_all_is_read_again_where_the_system_prompt_has_it(
 
 
 def test_what_the_template_lacks_is_refused(models: dict[str, Llama]) -> None:
-    thinking, message = Thinking(enabled=False), "enable_thinking: .* does not turn thoughts off"
+    thinking, message = Thinking(enabled=False), "enable_thinking: .* cannot disable reasoning"
     with pytest.raises(SettingsError, match=message):
         Conversation(models[GPT_OSS], thinking=thinking)
     talk = Conversation(models[GPT_OSS])

@@ -24,7 +24,7 @@ MOST = 1000
     ("variant", "settings", "finish", "cure"),
     [
         ("llama", {"n_ctx": 256, "evict": False}, "length", "turn eviction on"),
-        ("learned_positions", {"hh": 60, "recent": 60}, "trained_context", "begin a new one"),
+        ("learned_positions", {"hh": 60, "recent": 60}, "trained_context", "start a new one"),
     ],
 )
 def test_the_end_of_all_positions(
