@@ -13,8 +13,10 @@ from llama_cpp.llama_chat_format import (
     LlamaChatCompletionHandlerRegistry,
 )
 
+from chat_templates import all_templates
 from chat_turns import ChatTurns
 from pyh2o import Llama
+from pyh2o.core.chat_formats import ChatFormats
 from pyh2o.core.vocabulary import is_mark
 from pyh2o.errors import SettingsError, UnsupportedModelError
 from pyh2o.models import demo_model_path
@@ -251,6 +253,20 @@ def test_special_tokens_in_a_system_prompt_are_text(model: OpenModel, name: str)
 # -------------------------------------------------------------------------------------------------
 # Ends of answers
 # -------------------------------------------------------------------------------------------------
+
+
+def test_every_template_of_llama_cpp_can_be_used(
+    model: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a system prompt too, and a second message after an answer."""
+    native = model(CHATML).text.model
+    for name, source in all_templates().items():
+        metadata = {**native.metadata, "tokenizer.chat_template": source}
+        monkeypatch.setattr(native, "chat", ChatFormats(native.native, metadata))
+        for system in (None, "Be brief."):
+            turns = ChatTurns(native, system)
+            shown = native.detokenize(turns.next_turn("and then?"), special=True).decode()
+            assert "and then?" in shown, name
 
 
 def stops(llm: Llama) -> list[bytes]:
