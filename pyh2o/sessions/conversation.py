@@ -35,13 +35,16 @@ from .chat_template import ChatTemplate, Frames, open_turn
 from .headers import SavedConversation, open_conversation
 from .layout import Pins, RowShares, lay_out, merged
 from .lorebooks import LoreEntry, note_for_message
-from .talk import Talk, other_text
+from .talk import Talk
 from .turns import AnswerRun, Dialogue, Step, Turn, answer_seed
 from .unfinished import Recorder
 
 
 class Conversation(Talk):
-    """A conversation with a model, which it owns until another one is started or loaded.
+    """A conversation with a model.
+
+    If the model was used for another text in between, the conversation is restored from snapshots
+    of the cache, and the rest is read again.
 
     The reasoning of an answer is dropped from the cache when the next message is sent (see
     `Text.drop_spans`). That of the last answer stays, so that the answer can be continued.
@@ -56,8 +59,6 @@ class Conversation(Talk):
     The generators compute each piece when it is requested. If one is closed early, or interrupted
     by Ctrl-C, the text so far is the answer. If the answer is empty or an error occurs, nothing
     changes: the message is removed, or the answer to be replaced stays.
-
-    All methods that change the conversation raise PyH2OError if the model has another text by now.
 
     Args:
         llm: the model; its cache is emptied.
@@ -170,7 +171,7 @@ class Conversation(Talk):
         """End the previous answer, and start another one when its first piece is requested."""
 
         def answer() -> Generator[str]:
-            self._check_text()
+            self._prepare()
             yield from start()
 
         self._end_answer()
@@ -385,7 +386,10 @@ class Conversation(Talk):
                     text.look()
                     yield from run.take(event)
                     if not text.is_there():
-                        raise other_text()
+                        raise PyH2OError(
+                            "the model was used for another text while the answer was generated: "
+                            "finish an answer before using its model for anything else"
+                        )
             finally:
                 text.tokens += run.answer.tokens[len(text.tokens) - start :]
         run.finish = run.answer.generation.finish or finish_without_room(llm.evicting)
@@ -427,7 +431,9 @@ class Conversation(Talk):
         Raises:
             SessionError: the file cannot be written; an old one is unchanged.
         """
-        self._settle()
+        self._end_answer()
+        if self._text.is_there():
+            self._text.drop_surplus()
         saved = SavedConversation(
             **self._header(),
             template=self._template.fingerprint,

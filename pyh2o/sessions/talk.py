@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ..core.text import HasText, Text, text_of
-from ..errors import PyH2OError
 from ..writing.cached_text import CachedText, Span
 from ..writing.finish import FINISH_STOP
 from ..writing.reasoning import drops_reasoning, reasoning_span
@@ -167,17 +166,16 @@ class Talk(TextSession):
         text.forget(self._reasoning_spans(layout.turns[:-1], tokens))
 
     def _settle(self) -> None:
-        """End the answer in progress, and check as `_check_text` does."""
+        """End the answer in progress, and restore the text in the cache."""
         self._end_answer()
-        self._check_text()
+        self._prepare()
 
     def _end_answer(self) -> None:
         """End the answer in progress, if any."""
 
-    def _check_text(self) -> None:
-        """Raise an error if the model was used for another text."""
-        if not self._text.is_there():
-            raise other_text()
+    def _prepare(self) -> None:
+        """Restore the text in the cache, if the model was used for another one."""
+        self._text.reclaim()
         self._text.drop_surplus()
 
     def _reasoning_spans(self, turns: Sequence[Turn], tokens: Sequence[int]) -> list[Span]:
@@ -189,11 +187,3 @@ class Talk(TextSession):
         for pin in ((0, self.n_pinned), *self.pins):
             spans = without(spans, *pin)
         return [*spans]
-
-
-def other_text() -> PyH2OError:
-    """Return the error for a conversation that is no longer in the model's cache."""
-    return PyH2OError(
-        "the model has been used for another text, and this conversation is no longer in its "
-        "cache: load it from a file (Conversation.load), or start a new one"
-    )

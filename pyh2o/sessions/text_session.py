@@ -57,7 +57,6 @@ class TextSession:
 
         Raises:
             SettingsError: the text has no such tokens, or they do not fit the budget.
-            PyH2OError: it is a conversation, and the model has another text by now.
         """
         pins = merged([*self.pins, self._span(start, end)])
         for span in self._text.forgotten:
@@ -70,7 +69,6 @@ class TextSession:
 
         Raises:
             SettingsError: the text has no such tokens.
-            PyH2OError: it is a conversation, and the model has another text by now.
         """
         self._text.pin(without(self.pins, *self._span(start, end)))
 

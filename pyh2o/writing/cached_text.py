@@ -72,12 +72,14 @@ class CachedText:
         return newest == self.tokens[start:end]
 
     def _take_model(self) -> None:
-        """Use the model for this text, after a call of its present text's `on_taken`."""
+        """Use the model for this text; its present text calls `on_taken`, and takes a snapshot."""
         owner = _owners.get(self.llm, lambda: None)()
-        if owner is not None and owner is not self and owner._on_taken is not None:
-            on_taken = owner._on_taken()
-            if on_taken is not None:
+        if owner is not None and owner is not self:
+            on_taken = owner._on_taken and owner._on_taken()
+            if on_taken:
                 on_taken()
+            if owner.is_there() and owner.n_to_read(self.llm.tokens) >= MIN_SAVED:
+                take_snapshot(self.llm, owner=owner)
         _owners[self.llm] = weakref.ref(self)
 
     def reclaim(self) -> None:

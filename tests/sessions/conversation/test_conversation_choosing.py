@@ -95,9 +95,6 @@ def test_what_is_not_there_cannot_be_chosen(llm: Llama) -> None:
     with pytest.raises(PyH2OError, match="no answer of attempt 2: available are 0, 1"):
         conversation.choose(2)
     assert conversation.answers == before
-    Conversation(llm)
-    with pytest.raises(PyH2OError, match="used for another text"):
-        conversation.choose(0)
 
 
 @pytest.mark.parametrize("others", [(), ((5, 9),)], ids=["alone", "beside another"])
