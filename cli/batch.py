@@ -187,12 +187,7 @@ def _local_runner(
     texts: int,
     bars: Bars,
 ) -> Iterator[LocalRunner | RayRunner]:
-    """Open an engine in this process.
-
-    Raises:
-        PyH2OError: see `loading.load_engine`.
-        KeyboardInterrupt: Ctrl-C was pressed during loading.
-    """
+    """Open an engine in this process."""
     # imported here because it loads llama.cpp
     from pyh2o.batch.local import LocalRunner
 
@@ -210,12 +205,7 @@ def _ray_runner(
     texts: int,
     workers: int | None,
 ) -> Iterator[LocalRunner | RayRunner]:
-    """Start the workers of a cluster.
-
-    Raises:
-        PyH2OError: Ray is missing, there is no cluster or no free machine, or a worker failed.
-        KeyboardInterrupt: Ctrl-C was pressed before a worker was ready.
-    """
+    """Start the workers of a cluster."""
     # imported here because it loads llama.cpp
     from pyh2o.batch import on_ray
     from pyh2o.batch.ray_worker import Job
@@ -252,7 +242,6 @@ def _answer_all(
         parts of the summary of this run.
 
     Raises:
-        PyH2OError: the results cannot be written, or the runner fails.
         KeyboardInterrupt: Ctrl-C was pressed twice.
     """
     from pyh2o.batch.answering import usage

@@ -101,12 +101,7 @@ def bench(
 def compared(
     options: ModelOptions, path: Path, model: ModelDescription, n_tokens: int
 ) -> list[Cache]:
-    """Return llama.cpp's full caches for the window or a longer text, and this cache.
-
-    Raises:
-        InputError: eviction does not support the model, or there is too little memory.
-        PyH2OError: invalid settings.
-    """
+    """Return llama.cpp's full caches for the window or a longer text, and this cache."""
     from pyh2o.bench.process import Cache
 
     cells = whole_blocks(max(model.window, n_tokens))
@@ -136,11 +131,7 @@ def parse_histories(given: str | None, window: int, generated: int) -> list[int]
 
     Args:
         given: list from the user; None for 0, the window up to a limit, and half of it.
-        window: tokens.
         generated: tokens to generate at each length.
-
-    Raises:
-        InputError: not a list of lengths, or they are too close to each other.
     """
     if given is None:
         longest = min(window, LONGEST_DEFAULT)

@@ -29,7 +29,6 @@ class ModelRun:
     """Shows the progress of loading and reading, and lets Ctrl-C stop reading and writing.
 
     Attributes:
-        bars: the progress bars.
         interrupts: to enter around code that Ctrl-C may stop only at safe places.
     """
 
@@ -65,7 +64,6 @@ def load_llama(options: ModelOptions, run: ModelRun, *, store_mib: int) -> Llama
     """Load the model, which reports its progress to `run`.
 
     Raises:
-        PyH2OError: the model is missing, damaged or unsupported, or settings are invalid.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     from pyh2o.compat.llama import Llama

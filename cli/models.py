@@ -47,11 +47,7 @@ REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<quantisation>.+
 
 
 def parse_vram(text: str | float) -> Memory:
-    """Parse the memory of a GPU in GB, which means GiB for GPUs, or return that of this machine's.
-
-    Raises:
-        typer.BadParameter: the text is not a size, or this machine has no GPU.
-    """
+    """Return a GPU with this memory in GB (meaning GiB), or this machine's GPUs for "auto"."""
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.core.recommended import Memory, gpu_memory
 

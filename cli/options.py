@@ -87,11 +87,7 @@ Mmproj = Annotated[
 
 
 def parse_rows(text: str | float) -> float:
-    """Return a fraction of the window (0.1, 1.0: a float) or a number of tokens (256: an int).
-
-    Raises:
-        typer.BadParameter: text that is not a number, or 1, which may mean either.
-    """
+    """Return a fraction of the window (0.1, 1.0: a float) or a number of tokens (256: an int)."""
     if isinstance(text, (int, float)):
         return text  # Typer parses defaults as well
     if text.strip() == "1":

@@ -15,11 +15,7 @@ STDIN = Path("-")
 
 
 def text_of(file: Path) -> str:
-    """Return the text of a file or of standard input, without its last line break.
-
-    Raises:
-        InputError: the input cannot be read or is not UTF-8, or the file is empty.
-    """
+    """Return the text of a file or of standard input, without its last line break."""
     name = "standard input" if file == STDIN else str(file)
     try:
         data = sys.stdin.buffer.read() if file == STDIN else expanded(file).read_bytes()
@@ -32,11 +28,7 @@ def text_of(file: Path) -> str:
 
 
 def decoded(data: bytes, name: str) -> str:
-    """Decode UTF-8, remove a byte order mark, and convert line ends to LF.
-
-    Raises:
-        InputError: the data of the file `name` is not UTF-8.
-    """
+    """Decode UTF-8, remove a byte order mark, and convert line ends to LF."""
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

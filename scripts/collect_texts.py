@@ -50,11 +50,7 @@ class Files:
     roots: tuple[Path, ...]
 
     def text(self, *patterns: str) -> str:
-        """All files of some patterns, in the order of their names, decompressed.
-
-        Raises:
-            MissingError: a pattern has none.
-        """
+        """All files of some patterns, in the order of their names, decompressed."""
         return "\n".join(data.decode("utf-8", "replace") for data in self.data(*patterns))
 
     def data(self, *patterns: str) -> Iterator[bytes]:

@@ -113,9 +113,6 @@ def take(plan: Plan, name: str, checks: Checks, due: float) -> None:
     """Print the lines of a step as they come, and add them; what breaks it is the last one.
 
     Args:
-        plan: to which they are added.
-        name: of the step.
-        checks: makes the lines.
         due: when it has to end, by time.monotonic().
     """
     started, plan.ends = time.monotonic(), due

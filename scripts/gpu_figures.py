@@ -235,12 +235,7 @@ def speed_checks(result: dict[str, Any], asked: Comparison, history: int) -> Ite
 
 
 def compile_trace(plan: Plan) -> Path:
-    """Needs CUPTI, which the toolkit brings.
-
-    Raises:
-        FileNotFoundError: it is not there.
-        RuntimeError: it does not compile.
-    """
+    """Compile the profiler, which needs the toolkit's CUPTI."""
     header, cupti = cuda_file("cupti.h"), cuda_file("libcupti.so*")
     if header is None or cupti is None:
         raise FileNotFoundError("no CUPTI: set CUDA_HOME to a toolkit with cupti.h and libcupti.so")

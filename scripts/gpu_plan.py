@@ -56,15 +56,11 @@ class Plan:
     """What is measured, where, and the results.
 
     Attributes:
-        folder: all that is written is in it.
         device: "gpu", or "coarse" for one that is emulated.
-        only: steps that are taken.
         tests: which, as pytest's -k takes it; all if it is empty.
         model: whose logits are compared, unless a tiny one's.
-        shape: of the model that is measured.
         ends: when the present step is out of time.
         header: names the GPU.
-        checks: lines of the table so far.
         pages: sections after the table, and the output of programs that fail.
         tasks: programs that run alongside the steps, by name.
     """

@@ -110,7 +110,6 @@ def build(sanitizer: str, folder: Path) -> Path:
 
     Args:
         sanitizer: "address", "thread" or "fuzzer" (see native/sanitizers.cmake).
-        folder: for the build.
 
     Returns:
         A folder for PYTHONPATH, with the package and its libraries.

@@ -20,15 +20,10 @@ def run(
     """Run a program in the checkout.
 
     Args:
-        command: the program and its arguments.
         variables: added to the environment.
-        capture: whether what it prints is wanted.
 
     Returns:
         What it has printed, if that is captured.
-
-    Raises:
-        subprocess.CalledProcessError: it failed.
     """
     result = subprocess.run(
         command,
@@ -55,7 +50,6 @@ def build_beside(folder: Path, define: str, variables: Mapping[str, str]) -> Pat
     """Build what changed since the last time, beside the normal build; minutes the first time.
 
     Args:
-        folder: for the build.
         define: NAME=VALUE for CMake.
         variables: added to the environment.
 

@@ -26,7 +26,6 @@ class Bars:
         """Show the bar of an activity, or remove it if `done` equals `total`.
 
         Args:
-            label: the activity.
             done, total: progress; None if unknown.
             unit: unit of the numbers; "" shows no numbers.
         """

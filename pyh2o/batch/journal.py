@@ -41,8 +41,6 @@ class BatchHead:
     Attributes:
         input: hash of the file of requests.
         model: size and hash of the model file.
-        settings: settings of the cache.
-        defaults: settings of requests that do not set their own.
         replaces: whether the results may replace an existing file.
     """
 
@@ -95,16 +93,11 @@ class Journal:
     """The journal of a file of results; a context manager.
 
     Attributes:
-        path: path of the journal.
         head: identity of the batch in the journal; None if the journal is new.
     """
 
     def __init__(self, results: Path) -> None:
-        """Check the path of the results; nothing is opened yet.
-
-        Raises:
-            BatchError: the path is not a file, or its folder does not exist.
-        """
+        """Check the path of the results; nothing is opened yet."""
         self.path = results.with_name(results.name + SUFFIX)
         self.head: BatchHead | None = None
         self._results = results
@@ -137,11 +130,7 @@ class Journal:
     # ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Journal:
-        """Open the journal and read its results.
-
-        Raises:
-            BatchError: it cannot be opened, another run uses it, or it is not a journal.
-        """
+        """Open the journal and read its results."""
         try:
             # unbuffered: a buffer would try again to write what a full disk has refused
             self._file = self.path.open("a+b", buffering=0)
@@ -202,11 +191,7 @@ class Journal:
     # ---------------------------------------------------------------------------------------------
 
     def start(self, head: BatchHead, *, restart: bool) -> None:
-        """Resume a batch or start it; `restart` drops the existing results.
-
-        Raises:
-            BatchError: the existing results belong to another batch, or writing fails.
-        """
+        """Resume a batch or start it; `restart` drops the existing results."""
         if self.head is not None and not restart:
             if difference := self.head.difference(head):
                 raise BatchError(

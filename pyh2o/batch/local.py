@@ -36,11 +36,7 @@ class LocalRunner:
     def __init__(
         self, engine: Engine, requests: Sequence[BatchRequest], defaults: RequestDefaults
     ) -> None:
-        """Prepare to answer these requests, one per slot at a time.
-
-        Raises:
-            SessionError: the model file does not exist any more.
-        """
+        """Prepare to answer these requests, one per slot at a time."""
         self.model = vars(model_identity(engine.model))
         self.settings = settings_identity(engine.model)
         self._engine = engine

@@ -35,7 +35,6 @@ class BatchRequest:
     Attributes:
         number: index of the request, from 0.
         custom_id: identifies the result; None if the line has none.
-        data: the line.
         is_prompt: whether the line is a prompt; otherwise it is a JSON request.
         error: error of the line, with "code" and "message"; None without one. The body is not
             checked yet.
@@ -53,8 +52,6 @@ class BatchInput:
     """A file of requests.
 
     Attributes:
-        sha256: hash of the file, hexadecimal.
-        has_prompts: whether the lines are prompts.
         requests: the requests, without empty lines.
     """
 
@@ -69,9 +66,6 @@ def read_batch(path: Path) -> BatchInput:
     If the first line that is not empty starts with {, the lines are requests in OpenAI's batch
     format, otherwise prompts. An invalid line, a line of the other kind and a duplicate custom_id
     become requests with an error.
-
-    Raises:
-        BatchError: the file cannot be read, or has no requests.
     """
     try:
         data = path.read_bytes()

@@ -42,7 +42,6 @@ class Cache:
     """One cache under test.
 
     Attributes:
-        name: unique name in tables.
         settings: arguments of the opener.
         opener: function that opens the model's path, as module:function.
         is_full: whether it is one of llama.cpp's full caches, the baseline.
@@ -64,11 +63,9 @@ class Use:
 
     Attributes:
         bytes_kv: K, V and scores of the layers that see the whole text.
-        cells: allocated.
         used: rows that a token attends to: in cells, and retrieved from the archive.
         bytes_fixed: windows and recurrent states.
         bytes_archive, bytes_device: of the archive; all that is on GPUs.
-        compactions, compaction_seconds: so far.
         found_share: share of attention that retrieved rows got; None without an archive.
     """
 
@@ -88,7 +85,6 @@ class Measurement:
     """Result of an action.
 
     Attributes:
-        seconds: of the action.
         position: tokens of text after it.
         peak_bytes: peak resident memory of the process so far.
     """
@@ -109,21 +105,13 @@ Action = Literal["read", "end", "generate", "reset"]
 
 
 class Child:
-    """An object in a child process.
-
-    Attributes:
-        pid: process id.
-    """
+    """An object in a child process."""
 
     def __init__(self, opener: str, *arguments: Any) -> None:
         """Start the process and make the object.
 
         Args:
             opener: function or class that creates the object, as module:name.
-            arguments: arguments of the opener; they must support pickle.
-
-        Raises:
-            CacheFailedError: the opener failed, or the process died.
         """
         # llama.cpp prints the reason of an abort to stderr.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `close`
@@ -146,11 +134,7 @@ class Child:
             raise
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return the result of a method of the object.
-
-        Raises:
-            CacheFailedError: the method failed, or the process died.
-        """
+        """Return the result of a method of the object."""
         time.sleep(PAUSE)
         return self._receive((method, arguments))
 
@@ -200,11 +184,7 @@ class Worker(Child):
         self.ready: Measurement = self.call("do", "reset", 0)
 
     def ask(self, action: Action, n: int = 0) -> Measurement:
-        """Run an action and wait for it.
-
-        Raises:
-            CacheFailedError: it failed or died.
-        """
+        """Run an action and wait for it."""
         done: Measurement = self.call("do", action, n)
         return done
 

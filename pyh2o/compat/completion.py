@@ -63,11 +63,6 @@ def completion(llama: AnyLlama, given: Mapping[str, Any]) -> Iterator[dict[str, 
     """Yield the chunks of a stream, or the one result, for arguments of `create_completion`.
 
     A stream has neither echo nor suffix.
-
-    Raises:
-        ContextLimitError: the prompt leaves no position for an answer.
-        ValueError: the prompt has no tokens; `echo` asks for log probabilities that the model does
-            not keep, or of a picture; or the bias has a token out of range.
     """
     text, model = llama.text, llama.text.model
     echo, top, suffix = given["echo"], given["logprobs"], given["suffix"]

@@ -16,8 +16,6 @@ class Results:
     """Makes the results of one request.
 
     Args:
-        model: name of the model.
-        is_chat: True for a chat, False for a completion.
         top_logprobs: number of alternatives per token; None for no log probabilities.
 
     Attributes:

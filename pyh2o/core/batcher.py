@@ -47,7 +47,6 @@ class Job:
     """Tokens of one text to evaluate.
 
     Attributes:
-        seq_id: sequence of the text.
         start: position of the first token.
         wants: for each token, whether to return its logits.
         embeddings, places: of a picture, instead of the tokens (see `Projector.embeddings`).
@@ -55,9 +54,7 @@ class Job:
         priority: prompts of higher priority are read first.
         check: abort callback of long chunks, called in the decoding thread. If it raises, the job
             ends and the chunk is discarded. In the main thread, signal handlers run there too.
-        done: number of evaluated tokens.
         logits: requested logits; [n_vocab] each.
-        error: the error that ended the job.
     """
 
     seq_id: int
@@ -89,10 +86,7 @@ class BatchCounts:
     """Totals over the batches of an engine.
 
     Attributes:
-        batches: number of batches.
-        tokens: evaluated tokens.
         texts: sum of the number of texts in each batch.
-        seconds: time spent decoding.
     """
 
     batches: int = 0
@@ -107,15 +101,10 @@ class Batcher:
     Args:
         context: llama.cpp's context; call `close` before it is freed.
         in_thread: whether to decode in a separate thread instead of the caller's.
-        n_vocab: size of the vocabulary.
-        n_batch: maximum tokens of a batch.
         reading: maximum prefill chunk while other texts generate; `Pace` may reduce it.
         min_chunk: smallest chunk that rounds like the whole text.
         search_chunk: number of tokens that search the archive together; chunk size is a multiple.
         lock: lock of the context, released while a text waits for its job.
-
-    Attributes:
-        counts: totals so far.
     """
 
     def __init__(

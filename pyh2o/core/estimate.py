@@ -58,8 +58,6 @@ def text_bytes(
     Queries stored for `snap` are not included; they take 16 MiB with an 8B model.
 
     Args:
-        layers: layers of the model.
-        budget: budget for the window.
         kv_type: type of the rows in the cache of fixed size.
         recurrent: bytes of recurrent states, which are part of both caches.
     """

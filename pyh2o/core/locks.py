@@ -15,7 +15,6 @@ class ModelLock:
 
     Attributes:
         context_lock: to hold while the context is used; released while a text waits for a batch.
-        closed: whether the model was closed.
     """
 
     def __init__(self) -> None:
@@ -29,12 +28,7 @@ class ModelLock:
         return os.getpid() != self._process
 
     def check(self) -> None:
-        """Raise an error if no thread may use the model.
-
-        Raises:
-            ClosedError: the model was closed.
-            ForkedError: another process loaded it.
-        """
+        """Raise an error if no thread may use the model."""
         if self.closed:
             raise ClosedError("the model is closed: load it again")
         if self.forked:
@@ -46,11 +40,7 @@ class ModelLock:
 
     @contextmanager
     def context(self) -> Iterator[None]:
-        """Wait for the context and hold it.
-
-        Raises:
-            PyH2OError: see `check`.
-        """
+        """Wait for the context and hold it."""
         self.check()
         with self.context_lock:
             self.check()  # the model may have been closed meanwhile
@@ -66,12 +56,7 @@ class TextLock:
         self._depth = 0  # how often the text's thread holds the context
 
     def __enter__(self) -> None:
-        """Lock the text, and wait until no other text uses the context.
-
-        Raises:
-            BusyError: another thread uses the text.
-            PyH2OError: see `ModelLock.check`.
-        """
+        """Lock the text, and wait until no other text uses the context."""
         self._enter_text()
         self._model.context_lock.acquire()
         self._depth += 1
@@ -97,11 +82,7 @@ class TextLock:
 
     @contextmanager
     def without_context(self) -> Iterator[None]:
-        """Hold the text and the model, but release the context to other texts.
-
-        Raises:
-            PyH2OError: see `__enter__`.
-        """
+        """Hold the text and the model, but release the context to other texts."""
         self._enter_text()
         depth, self._depth = self._depth, 0
         for _ in range(depth):

@@ -66,7 +66,6 @@ class Parameters:
     Attributes:
         n_gpu_layers: -1 for all; None for none, or all with RPC servers.
         n_threads, n_threads_batch: None for one per physical core.
-        logits_all: whether to keep the logits of all tokens.
         flash_attn: whether ggml uses flash attention; None to choose by the cache.
     """
 

@@ -56,8 +56,6 @@ def run(types: Iterable[int], *, on_gpus: bool, rearranged: bool) -> None:
     """Print the name of the library, then the number and the error of each type.
 
     Args:
-        types: ggml's type numbers.
-        on_gpus: whether to run layers on GPUs.
         rearranged: whether ggml may repack weights for the processor.
     """
     print(Path(cpu_library()).name, flush=True)
@@ -99,9 +97,7 @@ def write_model(path: Path, number: int, seed: int = 0) -> Weights:
     """Write a random model of one layer without a vocabulary, and return its weights.
 
     Args:
-        path: file to write.
         number: ggml type of the matrices.
-        seed: seed of the weights.
     """
     rng = np.random.default_rng(seed)
     rows, values = _random_rows(number, rng)

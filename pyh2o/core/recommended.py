@@ -35,11 +35,8 @@ class KnownModel:
     """A model for `pyh2o models fetch`.
 
     Attributes:
-        title: display name.
-        name: argument of `fetch`.
         parameters: billions of parameters.
         active: billions of active parameters, fewer in a mixture of experts.
-        file_bytes: size of the GGUF file.
         window: sliding window in tokens; 0 for none.
         full_every: every n-th layer has full attention.
     """
@@ -107,7 +104,6 @@ class Memory:
     """Free memory for a model.
 
     Attributes:
-        free: bytes.
         gpus: names of the GPUs; empty for main memory.
     """
 
@@ -203,7 +199,6 @@ def recommend(memory: Memory | None = None, n_tokens: int = WINDOW) -> Recommend
     Args:
         memory: memory of a GPU. None for this machine: its GPUs if a model fits there, otherwise
             main memory and its bandwidth.
-        n_tokens: length of the text and of its window.
     """
     found = Recommendation(memory or gpu_memory(), n_tokens)
     if fitting := list(filter(found.fits, KNOWN_MODELS)):

@@ -66,13 +66,8 @@ def kept_tokens(
     """Return the tokens that the cache holds of a text now.
 
     Args:
-        text: the text, or a copy of its cache.
         layer: only this layer; None for all.
         head: only this KV head; None for all.
-
-    Raises:
-        NativeError: no such layer.
-        IndexError: no such KV head.
     """
     if not text.evicting:
         everything = np.arange(text.n_tokens, dtype=np.int64)

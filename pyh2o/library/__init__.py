@@ -97,12 +97,7 @@ def lend_to_llama_cpp() -> None:
 
 
 def check_library() -> None:
-    """Check that llama_cpp runs on pyh2o's library.
-
-    Raises:
-        LibraryError: nothing was installed from this checkout, or llama_cpp was imported before
-            pyh2o and has loaded another library.
-    """
+    """Check that llama_cpp runs on pyh2o's library."""
     if not LIBRARY_FOLDER.exists():
         raise LibraryError(
             f"{_PACKAGE} is the source of pyh2o and has no compiled library: run `make build` "

@@ -74,11 +74,7 @@ class _Place(ctypes.Structure):
 
 
 class Device:
-    """A processor of this machine or of another one.
-
-    Attributes:
-        address: of ggml's device.
-    """
+    """A processor of this machine or of another one."""
 
     def __init__(self, address: int) -> None:
         self.address = address

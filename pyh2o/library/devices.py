@@ -74,7 +74,6 @@ def fit_layers(
 
     Args:
         layers: bytes of weights and cache of each layer; the last one is the output.
-        gpus: at least one.
         margin: bytes of each GPU that stay free.
     """
     free = sum(gpu.free_bytes() for gpu in gpus)

@@ -77,10 +77,6 @@ def may_rearrange(types: Iterable[int], *, on_gpus: bool) -> bool:
 
     Args:
         types: ggml's numbers; types that are not for weights are ignored.
-        on_gpus: whether GPUs compute layers, too.
-
-    Raises:
-        LibraryError: products of a type are wrong either way.
     """
     types = [n for n in types if n in weight_types()]
     all_of = [find_products(types, on_gpus=where) for where in sorted({False, on_gpus})]
@@ -97,8 +93,6 @@ def find_products(types: Iterable[int], *, on_gpus: bool, anew: bool = False) ->
     """Look up the results for types of weights, and try the others.
 
     Args:
-        types: ggml's numbers.
-        on_gpus: whether GPUs compute layers.
         anew: try all of them again.
     """
     gpus = ", ".join(gpu_names()) if on_gpus else ""

@@ -36,11 +36,7 @@ _VERSION = (7, 0)
 
 
 def parse_servers(given: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return the distinct servers in texts such as "10.0.0.2:50052,10.0.0.3:50052".
-
-    Raises:
-        SettingsError: one is not host:port.
-    """
+    """Return the distinct servers in texts such as "10.0.0.2:50052,10.0.0.3:50052"."""
     texts = [given] if isinstance(given, str) else given or ()
     return tuple(
         dict.fromkeys(_checked(item.strip()) for text in texts for item in text.split(","))
@@ -58,11 +54,7 @@ def _checked(server: str) -> str:
 
 
 def check_server(server: str) -> None:
-    """Check that a compatible server answers.
-
-    Raises:
-        ServerError: it cannot be reached, is busy, or is of another version.
-    """
+    """Check that a compatible server answers."""
     host, _, port = server.partition(":")
     start = f"start `pyh2o rpc-server --port {port}` on {host}"
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
@@ -97,13 +89,6 @@ class Offloading:
     """The servers' devices and local GPUs that one model is distributed over.
 
     Other models of the process do not use these servers.
-
-    Args:
-        servers: host:port of each; at least one.
-
-    Raises:
-        ServerError: a server cannot be used, or the build has no RPC.
-        SettingsError: llama.cpp supports fewer devices.
     """
 
     def __init__(self, servers: Sequence[str]) -> None:

@@ -18,7 +18,6 @@ class FileIdentity:
     """A file at the time of `identify`.
 
     Attributes:
-        path: absolute.
         sha256: of its header, in hexadecimal digits.
     """
 
@@ -32,11 +31,6 @@ class FileIdentity:
 
 
 def identify(path: str | os.PathLike[str]) -> FileIdentity:
-    """Identify a file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
     path = Path(path).absolute()
     with path.open("rb") as file:
         header = file.read(HEADER_BYTES)

@@ -71,11 +71,7 @@ class Tensor:
 
 
 class GgufFile:
-    """The header of a file; a context manager that closes it.
-
-    Raises:
-        ModelError: the file is missing, or ggml cannot read its header.
-    """
+    """The header of a file; a context manager that closes it."""
 
     def __init__(self, path: Path) -> None:
         self._file = _open(os.fsencode(path), _InitParams(no_alloc=True, context=None))
@@ -119,11 +115,7 @@ class GgufFile:
         return list((ctypes.c_uint32 * n).from_address(_array_data(self._file, index)))
 
     def repeated_token(self) -> int | None:
-        """Return the first token with the same text as an earlier one, or None.
-
-        Raises:
-            MemoryError: there is too little memory.
-        """
+        """Return the first token with the same text as an earlier one, or None."""
         token = ffi.new("int64_t *")
         file = ffi.cast("struct gguf_context *", self._file)
         if lib.llama_h2o_find_repeated_token(file, token) != lib.LLAMA_H2O_OK:

@@ -24,7 +24,6 @@ class ModelFile:
 
     Attributes:
         path: the GGUF file, or the first of several.
-        bytes: of all its files.
         packaged: its packages, if it can be fetched from them.
     """
 
@@ -109,11 +108,7 @@ def model_names() -> list[str]:
 
 
 def _there(model: PackagedModel) -> Path:
-    """Return the path of a packaged model.
-
-    Raises:
-        ModelError: it is not fetched yet.
-    """
+    """Return the path of a packaged model."""
     if not model.path.is_file():
         called = "the demo model" if model.name == DEMO.name else f"the model {model.name}"
         raise ModelError(
@@ -123,11 +118,7 @@ def _there(model: PackagedModel) -> Path:
 
 
 def _named(text: str) -> Path | None:
-    """Return the model whose name or file name is or begins with `text`.
-
-    Raises:
-        ModelError: several models match, or it is not fetched yet.
-    """
+    """Return the model whose name or file name is or begins with `text`."""
     models = {name: model for model in list_models() for name in (model.path.stem, model.name)}
     is_file_name = text.lower().endswith(_SUFFIX)
     wanted = text.casefold().removesuffix(_SUFFIX)

@@ -85,9 +85,6 @@ def choose(models: Sequence[HubModel], wanted: str | None) -> HubModel:
 
     Args:
         wanted: a quantisation or a file name; None for `PREFERRED`, or the only model.
-
-    Raises:
-        ModelError: no or several models match; the message lists all of them.
     """
     if wanted is None and len(models) == 1:
         return models[0]

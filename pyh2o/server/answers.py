@@ -33,8 +33,6 @@ class JsonAnswer(Response):
     """A JSON response from a model.
 
     Args:
-        request: the request to answer.
-        source: the model.
         work: called in a thread with the loaded model; returns the JSON.
         keep_alive: idle seconds after which the model is closed (see `ServedModels.lease`).
     """

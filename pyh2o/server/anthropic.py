@@ -82,11 +82,6 @@ class CountBody(Strict):
     tool_choice: dict[str, Any] | None = None
 
     def chat(self, **more: Any) -> ChatBody:
-        """Return the request as an OpenAI chat.
-
-        Raises:
-            RefusedError: a field is wrong.
-        """
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [
             each for n, message in enumerate(self.messages) for each in _converted(message, n)

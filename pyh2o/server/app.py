@@ -54,7 +54,6 @@ def create_app(
 
     Args:
         models: the models to serve; the application owns them from now on.
-        api_key: bearer token that clients have to send; None for no authentication.
         allowed_origins: other origins whose web pages may read responses, such as
             http://localhost:3000.
     """
@@ -84,11 +83,6 @@ def create_app(
 
 def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None:
     """Serve until Ctrl-C or SIGTERM; requests in flight end at their next token.
-
-    Args:
-        app: from `create_app`.
-        listener: a bound socket.
-        verbose: log every request.
 
     Raises:
         KeyboardInterrupt: Ctrl-C ended the server.

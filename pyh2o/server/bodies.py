@@ -313,11 +313,6 @@ class CompletionBody(Body):
     best_of: Literal[1] = 1
 
     def prompts(self, model: Model) -> list[str | list[int]]:
-        """Return the prompts.
-
-        Raises:
-            RefusedError: the model cannot fill a gap before a suffix.
-        """
         if self.suffix is not None and infill_tokens(model) is None:
             raise wrong_field("suffix", "the model cannot fill gaps: omit it")
         return self.prompt

@@ -34,9 +34,7 @@ class Dialect:
     Attributes:
         error: returns the JSON of an error, also within a stream.
         line: returns the text of an event.
-        end: text after the last event.
         ping: text that clients skip.
-        media_type: of a stream.
     """
 
     error: Callable[[Refusal], Any] = lambda refusal: refusal.body()

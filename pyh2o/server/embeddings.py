@@ -18,12 +18,7 @@ from .served_model import Served
 
 
 class EmbeddingModel(Served):
-    """An embedding model; requests take turns after each text.
-
-    Attributes:
-        embedder: the model.
-        prompt_tokens: tokens of all texts so far.
-    """
+    """An embedding model; requests take turns after each text."""
 
     def __init__(self, embedder: Embedder, name: str, limits: Limits) -> None:
         super().__init__(embedder, name, limits)
@@ -51,13 +46,7 @@ class EmbeddingModel(Served):
         """Return the normalized vectors of all texts of a request.
 
         Args:
-            body: the texts.
             name: field of the texts, for errors.
-            truncate: truncate texts that are too long.
-
-        Raises:
-            RefusedError: a text is too long or empty, or the dimensions are not the model's.
-            BusyError: the wait was too long.
         """
         n_values = self.embedder.n_values
         if body.dimensions not in (None, n_values):

@@ -38,19 +38,14 @@ class ModelSource:
     """A model that can be loaded.
 
     Attributes:
-        name: name in requests.
         load: loads the model. It calls its argument with the progress, 0 to 1; an error from that
             call aborts the load.
-        n_at_once: number of requests answered at the same time.
-        embeds: whether it is an embedding model.
-        needed_bytes: estimated memory.
         identity: identity in saved sessions; None without sessions.
         typed: the name or path from the command line, which requests may use too.
         made: the model or the error of loading it; None if it is not loaded.
         n_leases: requests that use the model or wait for it.
         idle_since: when the last lease ended, on the monotonic clock.
         keep_alive: idle seconds after which the model is closed; None or negative for never.
-        timer: closes the idle model.
     """
 
     name: str
@@ -79,10 +74,6 @@ class ServedModels:
 
     Args:
         sources: at least one; the first is the default.
-        limits: limits of a request.
-
-    Raises:
-        SettingsError: two models have the same name.
     """
 
     def __init__(self, sources: Sequence[ModelSource], limits: Limits) -> None:
@@ -103,11 +94,7 @@ class ServedModels:
     # ---------------------------------------------------------------------------------------------
 
     def named(self, name: str) -> ModelSource:
-        """Return the model with this name, ignoring case, ".gguf" and ":latest".
-
-        Raises:
-            RefusedError: the name is unknown.
-        """
+        """Return the model with this name, ignoring case, ".gguf" and ":latest"."""
         for source in self.sources:
             if source.name == name:
                 return source
@@ -127,9 +114,6 @@ class ServedModels:
         Args:
             name: the requested name; None for the first model of that kind.
             embeds: True for an embedding model, False for one that generates, None for either.
-
-        Raises:
-            RefusedError: the name is unknown, or the model is of the other kind.
         """
         fitting = [each for each in self.sources if embeds in (None, each.embeds)]
         if len(self.sources) == 1 or not name:
@@ -157,7 +141,6 @@ class ServedModels:
         """Load the model if necessary, and keep it open until the context ends.
 
         Args:
-            source: the model.
             check: called repeatedly while the model is being loaded; its errors end the wait.
             keep_alive: idle seconds after which the model is closed; negative for never, None to
                 keep the value of earlier requests.
@@ -289,12 +272,7 @@ class ServedModels:
     # ---------------------------------------------------------------------------------------------
 
     def start(self, on_load: OnLoad) -> AnyModel:
-        """Load the first model.
-
-        Raises:
-            PyH2OError: it cannot be loaded.
-            BaseException: from `on_load`.
-        """
+        """Load the first model."""
         model = self.sources[0].load(on_load)
         made: Future[AnyModel] = Future()
         made.set_result(model)

@@ -34,7 +34,6 @@ class RefusedError(Exception):
     """An error to send to the client.
 
     Attributes:
-        status: HTTP status.
         message: one line: what failed, and what to do.
         param: the wrong field of the body.
         code: OpenAI's error code.

@@ -25,11 +25,7 @@ JSON_HEADER = (b"content-type", b"application/json")
 
 
 class CheckedRoute(APIRoute):
-    """A route that checks the API key and the body first.
-
-    Attributes:
-        dialect: of the response.
-    """
+    """A route that checks the API key and the body first."""
 
     dialect: Dialect = OPENAI
 
@@ -67,12 +63,7 @@ def _check_key(request: Request) -> None:
 
 
 async def _read(request: Request) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        RefusedError: it is too long, comes from a web page without the content type of JSON, or
-            contains a lone surrogate.
-    """
+    """Return the body of a request."""
     # Web pages of any origin may send other content types without a preflight request. curl sends
     # another type too, but neither of these headers.
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -56,11 +56,6 @@ class ResponsesBody(Strict):
     prompt: Any = None
 
     def chat(self) -> ChatBody:
-        """Return the request as a chat.
-
-        Raises:
-            RefusedError: a field is wrong.
-        """
         for name in KEPT:
             if getattr(self, name):
                 raise wrong_field(

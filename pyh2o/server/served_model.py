@@ -28,8 +28,6 @@ class Served:
     """A model that many requests use, each in a thread of anyio's.
 
     Attributes:
-        name: name in requests.
-        limits: limits of a request.
         shutting_down: set it to cancel all requests.
     """
 
@@ -63,12 +61,7 @@ class Served:
 
 
 class ServedModel(Served):
-    """A model that generates text.
-
-    Attributes:
-        engine: the model and its slots.
-        keep_dropped: default of requests (see `Terms`).
-    """
+    """A model that generates text."""
 
     def __init__(
         self, engine: Engine, name: str, limits: Limits, *, keep_dropped: bool = False
@@ -191,11 +184,7 @@ class ServedModel(Served):
         }
 
     def _prepared(self, request: Request) -> Prompt:
-        """Return the prompt of a request.
-
-        Raises:
-            RefusedError: it is too long, or the chat template refuses it.
-        """
+        """Return the prompt of a request."""
         if request.messages is None:
             return prepare(self._model, request)
         try:

@@ -24,11 +24,6 @@ def of_session(session: str | Path) -> Path:
 
 
 def remove_of_session(session: str | Path) -> None:
-    """Remove the archive of a session.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
     target = of_session(session)
     target.unlink(missing_ok=True)
     remove_leftovers(target)
@@ -38,9 +33,6 @@ def give_to(session: str | Path, other: str | Path) -> None:
     """Let the archive of a session be that of another one, too, which is not there yet.
 
     A program that was killed right after the session was saved has left it another name.
-
-    Raises:
-        OSError: that failed.
     """
     source, target = of_session(session), of_session(other)
     for path in filter(Path.is_file, [source, *_new_files(source)]):

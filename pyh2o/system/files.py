@@ -23,7 +23,6 @@ def replacement(target: Path, *, prefix: str, mode: int | None = None) -> Iterat
     Temporary files of writers that were killed are removed from the folder first.
 
     Args:
-        target: may exist.
         prefix: of the temporary file's name, which ends with ".tmp".
         mode: permissions; None for the default of new files.
     """

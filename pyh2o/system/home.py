@@ -20,10 +20,6 @@ def user_folder(variable: str, usual: Callable[..., str], name: str) -> Path:
 
     Args:
         usual: function of platformdirs for the parent of the default folder.
-        name: of the default folder.
-
-    Raises:
-        OSError: this user has no home folder.
     """
     if chosen := os.environ.get(variable):
         return expanded(chosen).absolute()
