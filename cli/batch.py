@@ -187,7 +187,6 @@ def _local_runner(
     texts: int,
     bars: Bars,
 ) -> Iterator[LocalRunner | RayRunner]:
-    """Open an engine in this process."""
     # imported here because it loads llama.cpp
     from pyh2o.batch.local import LocalRunner
 
@@ -205,7 +204,6 @@ def _ray_runner(
     texts: int,
     workers: int | None,
 ) -> Iterator[LocalRunner | RayRunner]:
-    """Start the workers of a cluster."""
     # imported here because it loads llama.cpp
     from pyh2o.batch import on_ray
     from pyh2o.batch.ray_worker import Job

@@ -39,7 +39,6 @@ class ProgramWithDefaults(Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """Read the file first, except for shell completion."""
         if not extra.get("resilient_parsing"):
             with reported_errors():
                 try:

@@ -100,7 +100,6 @@ def open_engine(
     texts: int,
     store_mib: int,
 ) -> Engine:
-    """Open an engine for a model's file, with the result of `machine_settings`."""
     from pyh2o.engine import Engine
 
     settings = {**with_gpu_layers(machine, options, path, texts=texts), **cache_settings(options)}

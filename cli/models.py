@@ -368,7 +368,6 @@ def _architecture(model: ModelDescription) -> str:
 
 
 def _layers(layers: Sequence[Layer]) -> list[str]:
-    """Return a line for each kind of layer."""
     kinds = Counter(kind for layer in layers for kind in _kinds(layer))
     return [f"{n} {kind}" for kind, n in kinds.items()] or ["unknown kinds of memory"]
 
@@ -397,7 +396,6 @@ def _positions(model: ModelDescription) -> str:
 
 
 def _memory(model: ModelDescription) -> list[str]:
-    """Return the sizes of both caches in MiB."""
     if model.full is None:
         return []
     lines = [f"for a window of {model.window:,} tokens, rows of {model.kv_type}"]

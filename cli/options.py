@@ -32,8 +32,6 @@ RECORDS = (EvictionSettings, Sampling)
 
 
 class KVType(str, Enum):
-    """Types of the rows of the KV cache."""
-
     f32 = "f32"
     f16 = "f16"
     q8_0 = "q8_0"
@@ -103,7 +101,6 @@ def parse_rows(text: str | float) -> float:
 
 
 def _option(panel: str, kind: Any, help_text: str, *names: str, **settings: Any) -> Any:
-    """Return the annotation of a parameter that is an option."""
     return Annotated[kind, typer.Option(*names, help=help_text, rich_help_panel=panel, **settings)]
 
 
@@ -270,8 +267,6 @@ OPTIONS = {**MODEL_OPTIONS, **EVICTION_OPTIONS, **SAMPLING_OPTIONS}
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Options of a model and its cache."""
-
     model: Path | None = None
     mmproj: Path | None = None  # an option of some commands only
     ctx: int = 0
@@ -287,8 +282,6 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class RunOptions(ModelOptions):
-    """Options of a model, its cache and sampling."""
-
     sampling: Sampling = field(default=Sampling())
 
 

@@ -40,8 +40,6 @@ from .terminal.wording import count
 
 @dataclass(frozen=True)
 class Serving:
-    """Settings of a server."""
-
     options: ModelOptions
     texts: int
     store_mib: int

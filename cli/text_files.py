@@ -47,7 +47,6 @@ def new_file(option: str, name: Path) -> Path:
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Raise an InputError if the folder from `option` is not writable."""
     if not folder.is_dir():
         raise InputError(f"no such folder {folder}: create it, or give another {option}")
     if not os.access(folder, os.W_OK):

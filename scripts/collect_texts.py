@@ -54,7 +54,6 @@ class Files:
         return "\n".join(data.decode("utf-8", "replace") for data in self.data(*patterns))
 
     def data(self, *patterns: str) -> Iterator[bytes]:
-        """As `text`, file by file."""
         for pattern in patterns:
             found = next(filter(None, (sorted(root.glob(pattern)) for root in self.roots)), None)
             if found is None:

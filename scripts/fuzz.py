@@ -51,7 +51,6 @@ def main() -> int:
 
 
 def build_targets(unsanitized: bool) -> Path:
-    """Returns the folder of the programs."""
     if unsanitized:
         from pyh2o.library import LIBRARY_FOLDER
 

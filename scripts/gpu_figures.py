@@ -151,7 +151,6 @@ def model_file(plan: Plan) -> Path:
 
 
 def write_model(plan: Plan) -> Finished:
-    """Random weights of a shape."""
     path = model_file(plan)
     if path.exists():
         return Finished(True, "", "")
@@ -200,7 +199,6 @@ def compared(plan: Plan, asked: Comparison) -> Iterator[Check]:
 
 
 def speed_checks(result: dict[str, Any], asked: Comparison, history: int) -> Iterator[Check]:
-    """The lines for one history."""
     full = next((one["read_per_second"] for one in result["figures"] if one["is_full"]), None)
     measured = {one["cache"]: one for one in result["figures"] if full}
     for cache in {cache: None for cache, after in asked.writes if after == history} | measured:

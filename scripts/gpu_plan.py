@@ -46,7 +46,6 @@ class Finished:
 
     @property
     def last_line(self) -> str:
-        """Of what the command printed, or else of its errors."""
         first, second = (self.stdout, self.stderr) if self.ok else (self.stderr, self.stdout)
         return (first.strip() or second.strip() or "nothing was printed").splitlines()[-1]
 
@@ -111,7 +110,6 @@ class Plan:
         return self.tasks[name]
 
     def result(self, task: Callable[[Plan], Finished]) -> Finished:
-        """Wait for a task until the step's end."""
         try:
             return self.start(task).result(self.seconds_left)
         except futures.TimeoutError:
@@ -170,7 +168,6 @@ def cuda_file(pattern: str) -> Path | None:
 
 
 def call(*command: str | Path, **environment: str) -> None:
-    """Run a command that has to succeed, and say how long it took."""
     words = [str(part) for part in command]
     say(" ".join(words)[:150])
     started = time.perf_counter()

@@ -37,7 +37,6 @@ def run(
 
 
 def say(text: str) -> None:
-    """What comes next."""
     print(f"==> {text}", flush=True)
 
 

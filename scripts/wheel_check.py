@@ -145,7 +145,6 @@ def install(wheel: Path) -> None:
 
 
 def run_program() -> None:
-    """The program itself, with a random model."""
     say("pyh2o")
     without_compiler("python", "-I", "-c", WRITE_MODEL, str(MODEL), str(HELPERS))
     without_compiler("pyh2o", "--version")

@@ -18,7 +18,6 @@ class Interrupts:
         self._before = signal.getsignal(signal.SIGINT)
 
     def check(self) -> None:
-        """Raise a KeyboardInterrupt if Ctrl-C was pressed."""
         if self.presses:
             raise KeyboardInterrupt
 

@@ -40,7 +40,6 @@ class Bars:
             progress.update(progress.task_ids[0], completed=done, total=total, detail=detail)
 
     def fetching(self, done: int, total: int) -> None:
-        """Show that `done` of `total` bytes were downloaded."""
         self.show("fetching", done // 10**6, total // 10**6, "MB")
 
     def checking(self, done: int, total: int) -> None:

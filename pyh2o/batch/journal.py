@@ -82,8 +82,6 @@ class BatchHead:
 
 @dataclass(frozen=True)
 class _Entry:
-    """Position of a result in the journal."""
-
     start: int
     size: int
     failed: bool
@@ -112,17 +110,14 @@ class Journal:
             raise BatchError(f"the folder {folder} does not exist: create it, or give another one")
 
     def __contains__(self, number: int) -> bool:
-        """Whether a request has a result."""
         return number in self._entries
 
     @property
     def n_done(self) -> int:
-        """Requests that have a result."""
         return len(self._entries)
 
     @property
     def n_failed(self) -> int:
-        """Requests whose result is an error."""
         return sum(entry.failed for entry in self._entries.values())
 
     # ---------------------------------------------------------------------------------------------
@@ -130,7 +125,6 @@ class Journal:
     # ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Journal:
-        """Open the journal and read its results."""
         try:
             # unbuffered: a buffer would try again to write what a full disk has refused
             self._file = self.path.open("a+b", buffering=0)

@@ -41,8 +41,6 @@ class Machine:
 
 @dataclass(frozen=True)
 class Share:
-    """Number of workers, and the CPUs and GPUs of each."""
-
     workers: int
     cpus: int
     gpus: int = 0

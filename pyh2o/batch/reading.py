@@ -120,7 +120,6 @@ def _read_request(line: int, text: bytes) -> tuple[str | None, dict[str, str] | 
 
 
 def _object(text: bytes) -> dict[str, Any]:
-    """Return the JSON object in a line; {} if there is none."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -134,7 +134,6 @@ class Child:
             raise
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return the result of a method of the object."""
         time.sleep(PAUSE)
         return self._receive((method, arguments))
 
@@ -184,7 +183,6 @@ class Worker(Child):
         self.ready: Measurement = self.call("do", "reset", 0)
 
     def ask(self, action: Action, n: int = 0) -> Measurement:
-        """Run an action and wait for it."""
         done: Measurement = self.call("do", action, n)
         return done
 
@@ -219,7 +217,6 @@ class LlamaModel:
         self.read([token], last=True)
 
     def reset(self) -> None:
-        """Drop the text."""
         self._llm.reset()
 
     def use(self) -> Use:
@@ -241,7 +238,6 @@ class Reader:
     """A cache and its text, in the child process."""
 
     def __init__(self, cache: Cache, path: Path, tokens: Sequence[int]) -> None:
-        """Open the model and warm it up."""
         self._tokens = tokens
         self._model: LlamaModel = _opener(cache.opener)(str(path), **cache.settings)
         n_prompt, n_single = _WARM_UP
@@ -250,7 +246,6 @@ class Reader:
             self._model.generate(token)
 
     def do(self, action: Action, n: int) -> Measurement:
-        """Run an action and measure its duration."""
         model = self._model
         part = self._tokens[model.position : model.position + n]
         started = time.perf_counter()
@@ -287,7 +282,6 @@ def _opener(name: str) -> Any:
 
 
 def _peak_bytes() -> int:
-    """Return the peak memory of this process."""
     if (status := Path("/proc/self/status")).exists():  # on Linux ru_maxrss includes the parent's
         return int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024
     if sys.platform == "win32":  # where psutil knows the peak

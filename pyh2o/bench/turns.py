@@ -44,8 +44,6 @@ class Figures:
 
 
 class _Measured:
-    """A cache and its measurements."""
-
     def __init__(self, cache: Cache, worker: Worker) -> None:
         self.cache = cache
         self.worker = worker
@@ -112,7 +110,6 @@ class Turns:
             raise
 
     def close(self) -> None:
-        """End all processes."""
         for one in self._all:
             one.worker.close()
 

@@ -37,7 +37,6 @@ class Results:
         return {**self._head, "choices": choices, "usage": usage}
 
     def choice(self, events: Iterable[Event], index: int = 0) -> dict[str, Any]:
-        """Return the choice that consists of these events."""
         texts, reasoning, calls = list[str](), list[str](), list[ParsedCall]()
         records, reason = list[TokenLogprobs](), ""
         for event in events:
@@ -67,7 +66,6 @@ class Results:
         return {**fields, "index": index, "logprobs": logprobs, "finish_reason": reason}
 
     def chunks(self, events: Iterable[Event], index: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield a chunk for each event."""
         for event in events:
             match event:
                 case Started() if self._is_chat:

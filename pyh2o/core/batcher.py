@@ -72,12 +72,10 @@ class Job:
 
     @property
     def n_left(self) -> int:
-        """Number of tokens that are not evaluated yet."""
         return len(self.tokens) - self.done
 
     @property
     def ended(self) -> bool:
-        """Whether all tokens are evaluated, or an error occurred."""
         return self.n_left == 0 or self.error is not None
 
 
@@ -261,7 +259,6 @@ class Batcher:
         )
 
     def _decode_chunk(self, chunk: tuple[Job, int]) -> None:
-        """Decode a chunk, with abort checks if it is long."""
         job, n = chunk
         is_asked = self._thread is None or job.check is not None
         if n < MIN_ABORTABLE or not is_asked:
@@ -381,7 +378,6 @@ class Pace:
         return max(1, min(self._most, int(room)))
 
     def record(self, n_written: int, n_read: int, seconds: float) -> None:
-        """Update the timings with a batch."""
         if n_written == 0:
             return  # prefill without generation is faster per token
         if n_read == 0:

@@ -32,7 +32,6 @@ class ChatFormats:
     """
 
     def __init__(self, native: Any, metadata: Mapping[str, str]) -> None:
-        """`native` is llama_cpp's internal model."""
         self.handler: Any = None
         bos, self.eos = (
             native.token_get_text(token) if token != -1 else ""

@@ -129,7 +129,6 @@ def _check_flash_attention(weights: Weights, parameters: Parameters, params: Any
 
 
 def _n_positions(weights: Weights, parameters: Parameters, window: int) -> int:
-    """Return the number of positions for rotary embeddings."""
     trained = int(weights.native.n_ctx_train())
     if not parameters.stretches_positions or window <= trained:
         return rotary_positions(weights.address, window)

@@ -54,7 +54,6 @@ class CacheBytes:
 
     @property
     def total(self) -> int:
-        """Sum of all parts."""
         return self.growing + self.window + self.recurrent + self.scores
 
 
@@ -97,7 +96,6 @@ class ModelDescription:
         return text_bytes(self.layers, budget, kv_type=self.kv_type, recurrent=recurrent)
 
     def record(self) -> dict[str, Any]:
-        """Return the description for JSON."""
         record = asdict(self) | {"budget": self.budget and self.budget.saved()}
         for name, cache in (("full", self.full), ("evicting", self.evicting)):
             record[name] = cache and asdict(cache) | {"total": cache.total}
@@ -235,7 +233,6 @@ def weights_of_layers(path: str | os.PathLike[str]) -> list[int]:
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield names and bytes of the tensors in all files of a model."""
     for each in files_of(path):
         with GgufFile(each) as file:
             for tensor in file.tensors():

@@ -51,7 +51,6 @@ def detokenizer(
 
 
 def detokenize(parts: Detokenizer, tokens: Iterable[int]) -> bytes:
-    """Return the bytes of a complete text."""
     data = b"".join(parts.feed(token) for token in tokens)
     return data + parts.finish()
 

@@ -42,7 +42,6 @@ llama_cpp.llama_log_set(_record_error, ctypes.c_void_p(0))
 
 
 def clear_errors() -> None:
-    """Discard the errors of earlier batches."""
     _last_error.line = ""
     take_error()
 

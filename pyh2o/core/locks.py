@@ -24,7 +24,6 @@ class ModelLock:
 
     @property
     def forked(self) -> bool:
-        """Whether another process loaded the model."""
         return os.getpid() != self._process
 
     def check(self) -> None:
@@ -40,7 +39,6 @@ class ModelLock:
 
     @contextmanager
     def context(self) -> Iterator[None]:
-        """Wait for the context and hold it."""
         self.check()
         with self.context_lock:
             self.check()  # the model may have been closed meanwhile
@@ -67,7 +65,6 @@ class TextLock:
             raise
 
     def __exit__(self, *error: object) -> None:
-        """Unlock the text and the context."""
         self._depth -= 1
         self._model.context_lock.release()
         self._lock.release()

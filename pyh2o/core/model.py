@@ -187,7 +187,6 @@ class Model:
             self.limits = full_cache(self.settings, self.window)
 
     def _chunk_sizes(self) -> tuple[int, int]:
-        """Return `min_chunk` and `search_chunk`."""
         least, group = few_tokens(self.address) + 1, 1
         if self.recalls:
             n_head = int(llama_cpp.llama_model_n_head(self.native.model))
@@ -226,12 +225,10 @@ class Model:
 
     @property
     def address(self) -> int:
-        """Address of the context."""
         return address(self.context.ctx)
 
     @property
     def recalls(self) -> bool:
-        """Whether recall is on."""
         return self.budget is not None and self.budget.recall > 0
 
     @property
@@ -319,5 +316,4 @@ class Model:
 
     @cached_property
     def end_tokens(self) -> list[int]:
-        """All tokens for which `is_end` is true."""
         return [token for token in range(self.n_vocab) if self.is_end(token)]

@@ -105,7 +105,6 @@ class Parameters:
     type_v: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise a SettingsError for invalid values."""
         for name in ("n_batch", "n_ubatch"):
             cure = "give 1 or more tokens"
             check_count(name, getattr(self, name), least=1, most=LARGEST_INT32, cure=cure)

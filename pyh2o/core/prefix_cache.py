@@ -41,7 +41,6 @@ class Snapshot:
 
     @property
     def n_bytes(self) -> int:
-        """Memory of the snapshot."""
         return len(self.state) + self.tokens.nbytes
 
 
@@ -83,12 +82,10 @@ class PrefixCache:
 
     @property
     def max_bytes(self) -> int:
-        """Maximum size of all snapshots."""
         return self.mib * 2**20
 
     @property
     def counts(self) -> StoreCounts:
-        """The present counters."""
         with self._lock:
             self._drop_orphans()
             n, n_bytes = len(self._snapshots), self._n_bytes()
@@ -181,7 +178,6 @@ class PrefixCache:
         return sum(each.n_bytes for each in self._snapshots)
 
     def _drop_orphans(self) -> None:
-        """Delete snapshots whose owner is gone."""
         self._snapshots = [
             each for each in self._snapshots if each.owner is None or each.owner() is not None
         ]

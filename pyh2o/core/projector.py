@@ -80,7 +80,6 @@ def n_of_picture(tokens: Sequence[int]) -> int:
 
 
 def keys_in(text: str) -> list[str]:
-    """Return the hashes in the marks of a text."""
     return [key.decode() for key in _MARK.findall(utf8(text))]
 
 
@@ -140,13 +139,11 @@ class Projector:
 
     @property
     def formats(self) -> str:
-        """The supported formats as text."""
         pictures = ["JPEG, PNG, BMP or GIF of up to 8,192 pixels a side"] if self.sees else []
         sound = ["WAV, MP3 or FLAC of up to an hour"] if self.hears else []
         return ", or ".join(pictures + sound)
 
     def close(self) -> None:
-        """Free the projector."""
         with self._encoding:
             native, self._native = self._native, None
             if native:

@@ -117,7 +117,6 @@ class Memory:
 
 
 def gpu_memory() -> Memory:
-    """Return the free memory of this machine's GPUs."""
     gpus = discrete_gpus()
     return Memory(sum(gpu.free_bytes() for gpu in gpus), tuple(gpu.name for gpu in gpus))
 
@@ -140,7 +139,6 @@ class Recommendation:
     choice: KnownModel | None = None
 
     def text(self, model: KnownModel, n_tokens: int | None = None) -> TextBytes:
-        """Estimate the memory of the text with a model."""
         return model.text(n_tokens or self.n_tokens, on_gpu=bool(self.memory.gpus))
 
     def left(self, model: KnownModel) -> int:
@@ -148,7 +146,6 @@ class Recommendation:
         return self.memory.free - self.memory.reserved - model.file_bytes
 
     def fits(self, model: KnownModel) -> bool:
-        """Return whether a model fits with a cache of fixed size."""
         return self.text(model).gpu <= self.left(model)
 
     def longest(self, model: KnownModel) -> tuple[int, int]:
@@ -169,7 +166,6 @@ class Recommendation:
         return self.bandwidth and self.bandwidth / (weights + self.text(model).evicting)
 
     def record(self) -> dict[str, Any]:
-        """Return the recommendation for JSON."""
         return {
             "window": self.n_tokens,
             "memory_bytes": self.memory.free,

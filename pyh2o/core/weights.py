@@ -105,7 +105,6 @@ class Weights:
         return native
 
     def close(self) -> None:
-        """Free the weights."""
         if self._offloading is not None:
             self._offloading.release()
         self.native.close()
@@ -117,7 +116,6 @@ class Weights:
 
     @property
     def address(self) -> int:
-        """Address of the `llama_model`."""
         return address(self.native.model)
 
 

@@ -103,7 +103,6 @@ def type_name(number: int) -> str:
 
 
 def is_float(number: int) -> bool:
-    """Return whether a type is f32, f16 or bf16."""
     return number in _FLOATS
 
 
@@ -125,7 +124,6 @@ def discrete_gpus() -> list[Device]:
 
 
 def cpu() -> Device:
-    """Return the CPU of this machine."""
     return _devices_of_kind(_CPU)[0]
 
 

@@ -20,7 +20,6 @@ _VARIABLE = "GGML_BACKEND_PATH"
 
 
 def open_ggml(folder: Path) -> Any:
-    """Open the library that loads backends."""
     (path,) = folder.glob("libggml.*")
     ggml = ctypes.CDLL(str(path))
     ggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p

@@ -108,7 +108,6 @@ class Offloading:
         _set_abort_callback(_BEFORE_ABORT)
 
     def hand_to(self, params: Any) -> None:
-        """Set the devices in the parameters of a model."""
         params.devices = ctypes.addressof(self._addresses)
 
     def hold(self) -> None:
@@ -116,7 +115,6 @@ class Offloading:
         _HELD.add(self)
 
     def holds(self, server: str) -> bool:
-        """Return whether a server is one of these."""
         return server in self._servers
 
     def release(self) -> None:

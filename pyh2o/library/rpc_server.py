@@ -34,7 +34,6 @@ def free_address(host: str, port: int) -> tuple[str, int]:
 
 
 def lets_others_in(address: str) -> bool:
-    """Return whether other machines can reach an address."""
     return not ipaddress.ip_address(address).is_loopback
 
 

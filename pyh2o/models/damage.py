@@ -62,7 +62,6 @@ class _SystemPath(str):
 
 
 def native_model(path: str, params: Any, *, verbose: bool) -> Any:
-    """Load a model with llama.cpp's parameters."""
     try:
         return internals.LlamaModel(path_model=_SystemPath(path), params=params, verbose=verbose)
     except ValueError as error:
@@ -70,7 +69,6 @@ def native_model(path: str, params: Any, *, verbose: bool) -> Any:
 
 
 def load_failure(path: str) -> str:
-    """Return the message for a model that llama.cpp cannot load."""
     return (
         f"llama.cpp cannot load {path}: the file is damaged or of an unknown architecture; "
         "verbose=True (--verbose) shows its log"

@@ -22,8 +22,6 @@ UINT16, UINT32, INT32, FLOAT32, STRING, ARRAY = 2, 4, 5, 6, 8, 9
 
 
 class _InitParams(ctypes.Structure):
-    """struct gguf_init_params."""
-
     _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
 
 
@@ -123,7 +121,6 @@ class GgufFile:
         return None if token[0] < 0 else int(token[0])
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield all tensors, in the order of the header."""
         begin = _data_offset(self._file)
         for i in range(_count(self._file)):
             name = _name(self._file, i).decode(errors="replace")

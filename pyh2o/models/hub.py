@@ -120,7 +120,6 @@ def _is_present(path: Path, file: HubFile) -> bool:
 
 
 def _download(chosen: Chosen, partials: list[Partial], progress: Progress | None) -> None:
-    """Append the missing bytes to partial files."""
     hub = _huggingface_hub()
     headers = hub.utils.build_hf_headers(library_name="pyh2o")
     headers["Accept-Encoding"] = "identity"  # byte ranges are those of the uncompressed file
@@ -161,7 +160,6 @@ class Partial(io.BufferedWriter):
             self.truncate()
 
     def write(self, data: Any) -> int:
-        """Write what has arrived, and report it."""
         n_bytes = super().write(data)
         self.on_write()
         return n_bytes

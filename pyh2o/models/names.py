@@ -55,7 +55,6 @@ def part_of(stem: str) -> tuple[int, int]:
 
 
 def demo_model_path() -> Path:
-    """Return the path of the demo model, fetched or not."""
     return DEMO.path
 
 
@@ -103,12 +102,10 @@ def list_models() -> list[ModelFile]:
 
 
 def model_names() -> list[str]:
-    """Return the names of the models in the models folder."""
     return [model.name for model in list_models() if model.fetched]
 
 
 def _there(model: PackagedModel) -> Path:
-    """Return the path of a packaged model."""
     if not model.path.is_file():
         called = "the demo model" if model.name == DEMO.name else f"the model {model.name}"
         raise ModelError(
@@ -136,7 +133,6 @@ def _named(text: str) -> Path | None:
 
 
 def _bytes_of(first: Path, n_parts: int) -> int:
-    """Return the size of a model's existing files."""
     names = (first.name.replace("-00001-of-", f"-{part:05}-of-") for part in range(1, n_parts + 1))
     parts = [first.with_name(name) for name in names]
     return sum(part.stat().st_size for part in parts if part.is_file())

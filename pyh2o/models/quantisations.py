@@ -30,7 +30,6 @@ class HubFile:
 
     @property
     def name(self) -> str:
-        """Without folders."""
         return PurePosixPath(self.path).name
 
 
@@ -50,12 +49,10 @@ class HubModel:
 
     @property
     def name(self) -> str:
-        """Without folders."""
         return PurePosixPath(self.path).name
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
         return sum(file.bytes for file in self.files)
 
 

@@ -140,7 +140,6 @@ class Events:
                 await self._put(self._dialect.ping)
 
     async def end(self, last: str) -> None:
-        """Send the last event."""
         await self._put(last, is_last=True)
 
     async def _put(self, text: str, *, is_last: bool = False) -> None:

@@ -97,7 +97,6 @@ def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None
 
 
 def server_config(app: FastAPI, **settings: Any) -> uvicorn.Config:
-    """Return the settings of uvicorn, with more of them."""
     # The app has no lifespan events, and a second Ctrl-C during them would print a traceback.
     return uvicorn.Config(
         app,

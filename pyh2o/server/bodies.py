@@ -99,7 +99,6 @@ class Strict(BaseModel):
 
 
 def _texts(given: object) -> object:
-    """Return a list of texts; each is a string or a list of tokens."""
     is_list = isinstance(given, list) and not (given and _is_token(given[0]))
     texts: list[Any] = given if is_list else [given]  # type: ignore[assignment]
     for each in texts or [None]:
@@ -194,7 +193,6 @@ def _biases(given: object) -> object:
 
 
 def named(*names: str) -> Any:
-    """Return a field with several names."""
     return Field(validation_alias=AliasChoices(*names))
 
 

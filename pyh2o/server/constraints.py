@@ -58,7 +58,6 @@ def read_json(schema: object) -> object:
 
 
 def grammar_of_field(name: str, value: Any) -> Grammar:
-    """Return the grammar of a field of `CONSTRAINTS`."""
     if name in SCHEMAS:
         return Grammar.of_schema(value, name)
     if name == "guided_regex":

@@ -33,7 +33,6 @@ def as_function(tool: Any) -> Any:
 
 
 def as_function_call(call: Any) -> Any:
-    """Return a call of a custom tool as a function call."""
     match call:
         case {"type": "custom", "custom": {"name": name, "input": text}, **about}:
             function = {"name": name, "arguments": json.dumps({"input": text})}

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 
 def data_line(event: Any) -> str:
-    """Return a server-sent event without a name."""
     return f"data: {json.dumps(event)}\n\n"
 
 

@@ -28,7 +28,6 @@ class EmbeddingModel(Served):
 
     @property
     def longest_prompt(self) -> int:
-        """Maximum tokens of a text."""
         return self.embedder.window
 
     def grown_bytes(self) -> int:

@@ -67,7 +67,6 @@ class InfillBody(NativeBody):
     input_extra: list[_File] = Field([])
 
     def prompts(self, model: Model) -> list[str | list[int]]:
-        """Return the tokens of the fill-in-the-middle prompt."""
         start = prompt_text(model, self.prompt[0])
         files = [(file.filename, file.text) for file in self.input_extra]
         return [infill_prompt(model, self.input_prefix + start, self.input_suffix, files)]
@@ -146,7 +145,6 @@ def _timing(name: str, n: int, seconds: float) -> dict[str, float]:
 
 
 def _probabilities(text: Written) -> list[dict[str, Any]]:
-    """Return the requested log probabilities of the tokens since the last call."""
     records = text.take_logprobs()
     found: list[dict[str, Any]] = chat_logprobs(records, text.body.logprobs or 0)["content"]
     return found

@@ -171,7 +171,6 @@ class ServedModels:
             self._close_idle(source)
 
     def unload(self, source: ModelSource) -> None:
-        """Close the model as soon as no request uses it."""
         with self._lock:
             source.keep_alive = 0
         self._close_idle(source)
@@ -272,7 +271,6 @@ class ServedModels:
     # ---------------------------------------------------------------------------------------------
 
     def start(self, on_load: OnLoad) -> AnyModel:
-        """Load the first model."""
         model = self.sources[0].load(on_load)
         made: Future[AnyModel] = Future()
         made.set_result(model)
@@ -299,7 +297,6 @@ class ServedModels:
 
 
 def _load_refusal(source: ModelSource, error: BaseException) -> BaseException:
-    """Return the error for requests that waited for a model that could not be loaded."""
     if isinstance(error, (RefusedError, ShutdownError)) or not isinstance(error, Exception):
         return error
     reason = without_folders(str(error) or type(error).__name__)

@@ -134,7 +134,6 @@ async def _chat(request: Request, body: OllamaChatBody) -> Response:
 
 
 def _message_of(blocks: Sequence[Block]) -> dict[str, Any]:
-    """Return blocks as the message of an answer or of a part of it."""
     message: dict[str, Any] = {"role": "assistant", "content": _texts(blocks, "content")}
     if reasoning := _texts(blocks, "reasoning"):
         message["thinking"] = reasoning
@@ -157,7 +156,6 @@ def _thinking(think: bool | str | None) -> dict[str, Any]:
 
 
 def _message(given: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return a message as OpenAI's."""
     content = _with_images(given.get("content"), given.get("images"), f"messages[{number}].images")
     called = given.get("tool_calls") or []
     if not isinstance(called, list):
@@ -245,7 +243,6 @@ def _head(model: AnyModel | ModelSource) -> dict[str, Any]:
 
 
 def _logprobs(text: Written) -> dict[str, Any]:
-    """Return the log probabilities of the tokens since the last call."""
     found = chat_logprobs(text.take_logprobs(), getattr(text.body, "top_logprobs", 0))["content"]
     return {"logprobs": found} if found else {}
 
@@ -352,7 +349,6 @@ def _listed(source: ModelSource) -> dict[str, Any]:
 
 
 def _tag(name: str) -> str:
-    """Return a model's name with a tag, as clients expect."""
     return name if ":" in name else f"{name}:latest"
 
 

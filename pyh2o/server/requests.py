@@ -63,7 +63,6 @@ def _check_key(request: Request) -> None:
 
 
 async def _read(request: Request) -> bytes:
-    """Return the body of a request."""
     # Web pages of any origin may send other content types without a preflight request. curl sends
     # another type too, but neither of these headers.
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()

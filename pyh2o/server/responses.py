@@ -86,7 +86,6 @@ class ResponsesBody(Strict):
 
 
 def _converted(item: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """Yield an item of the input as a message."""
     where = f"input[{number}]"
     match item:
         case {"type": "reasoning"}:
@@ -236,7 +235,6 @@ class _Response:
         return isinstance(body, ChatBody) and block.name in body.custom_tools
 
     def _of(self, block: Block, number: int, what: str) -> dict[str, Any]:
-        """Return the fields of an event about the text of a block."""
         log: dict[str, Any] = {"logprobs": []} if block.kind == "content" else {}
         kind = "custom_tool_call_input" if self._is_custom(block) else KINDS[block.kind]
         about = {"type": f"response.{kind}.{what}"}

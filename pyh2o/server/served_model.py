@@ -81,18 +81,15 @@ class ServedModel(Served):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts so far."""
         return self.engine.usage.prompt
 
     @property
     def thinking(self) -> Thinking:
-        """Default reasoning settings of requests."""
         if "thinking" not in self._model.chat.abilities:
             return Thinking()
         return Thinking(None if self.limits.thinks else False, self.limits.reasoning_budget)
 
     def terms(self, **more: Any) -> Terms:
-        """Return how a request waits for a slot and is cancelled."""
         return Terms(wait_seconds=self.limits.wait_seconds, check=self.check, **more)
 
     def answers(self, body: CompletionBody | ChatBody, terms: Terms) -> Iterator[Iterable[Event]]:
@@ -184,7 +181,6 @@ class ServedModel(Served):
         }
 
     def _prepared(self, request: Request) -> Prompt:
-        """Return the prompt of a request."""
         if request.messages is None:
             return prepare(self._model, request)
         try:
@@ -204,7 +200,6 @@ class ServedModel(Served):
         return prompt
 
     def _processors(self, body: CompletionBody | ChatBody) -> list[LogitsProcessor]:
-        """Return the logits processors for `ignore_eos` and `min_tokens`."""
         ends = self._model.end_tokens
         processors: list[LogitsProcessor] = []
         if body.ignore_eos:
@@ -233,7 +228,6 @@ class ServedModel(Served):
         return self.limits.prompt_limit(self._model.window)
 
     def check_prompt(self, prompt: str | list[int], param: str) -> None:
-        """Raise a RefusedError if a prompt is too long."""
         limit = self.longest_prompt
         n_tokens = len(prompt.encode() if isinstance(prompt, str) else prompt)
         # A text has at most one token per byte, except for BOS and pictures.

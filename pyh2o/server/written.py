@@ -131,7 +131,6 @@ class Written:
         return taken
 
     def all_blocks(self) -> list[Block]:
-        """Return the blocks of the whole answer."""
         for _ in self.parts():
             pass
         return self.blocks

@@ -91,7 +91,6 @@ def _limit_of(folder: Path, limit_file: str, used_file: str, cached: Sequence[st
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process that is in RAM."""
     return int(psutil.Process().memory_info().rss)
 
 
