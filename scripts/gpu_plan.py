@@ -24,17 +24,16 @@ BACKGROUND = 180  # seconds for a task alongside the steps
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the table; a remark replaces the verdict."""
+    """A line of the table."""
 
     name: str
     result: str
     must: str = ""
     passed: bool = True
-    remark: str = ""
 
     @property
     def line(self) -> str:
-        mark = self.remark or ("" if self.passed else "**failed**")
+        mark = "" if self.passed else "**failed**"
         return f"| {self.name} | {self.result} | {self.must} | {mark} |"
 
 
