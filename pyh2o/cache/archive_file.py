@@ -28,9 +28,6 @@ class ArchiveFile:
     Args:
         kv: an empty cache with recall.
         path: file to use until a session is saved or loaded; None for memory.
-
-    Raises:
-        SettingsError: the file cannot be used.
     """
 
     def __init__(self, kv: KVCache, path: str | os.PathLike[str] | None) -> None:
@@ -100,7 +97,6 @@ class ArchiveFile:
         """Save the archive while the block writes a session file with a state.
 
         Args:
-            session: the session file.
             portable: whether to put all of the archive into the state.
 
         Yields:
@@ -174,7 +170,6 @@ class ArchiveFile:
         After that, `error` reports rows that are missing.
 
         Args:
-            session: the session file.
             text: the ID that `saving` yielded.
         """
         self.leave()

@@ -47,10 +47,7 @@ class KVCache:
     Callers hold the lock of the context (see `Text.lock`). Without eviction, pinning does nothing.
 
     Args:
-        context_address: address of the `llama_context`.
-        seq_id: the sequence.
         limits: the budget that `attach` returned, or the window of a full cache.
-        evicting: whether rows are evicted.
 
     Attributes:
         position_limit: maximum number of tokens of a text.
@@ -88,11 +85,7 @@ class KVCache:
         )
 
     def rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """Return positions and scores of a layer's rows (see `Llama.kv_rows`).
-
-        Raises:
-            NativeError: no such layer, or eviction is not attached.
-        """
+        """Return positions and scores of a layer's rows (see `Llama.kv_rows`)."""
         counters = self.counters()
         n_used, n_layer = counters.n_used, counters.n_layer
         if n_layer and not 0 <= layer < n_layer:
@@ -122,7 +115,6 @@ class KVCache:
         return weights
 
     def reset_found(self) -> None:
-        """Reset the counters of `found`."""
         if self.limits.recall:
             check(lib.llama_h2o_forget_found(*self._text))
 
@@ -208,7 +200,6 @@ class KVCache:
 
         Args:
             n_tokens: tokens of the text in the cache.
-            n_batch: maximum tokens of a batch.
         """
         if not self.evicting:
             return n_batch
@@ -227,12 +218,7 @@ class KVCache:
 
     @contextlib.contextmanager
     def making_room(self, n_new: int) -> Iterator[None]:
-        """Enlarge the cache inside the block to hold `n_new` more tokens, if prefill is "exact".
-
-        Raises:
-            SettingsError: they need more memory than `prefill_mib` or than is free, or more
-                positions than the model was trained on.
-        """
+        """Enlarge the cache inside the block to hold `n_new` more tokens, if prefill is "exact"."""
         if self._enlarged and not self._makes_room:
             self.shrink()  # it failed before
         is_exact = self.evicting and self.limits.settings.prefill == "exact"
@@ -306,9 +292,6 @@ class KVCache:
         Removing the tail down to exactly a mark restores them, so that the text continues bit for
         bit as if the tail had never existed. The last few marks are kept. Compactions, re-bases,
         clearing, loading a state and `enlarge` delete all marks; removing a tail deletes its marks.
-
-        Raises:
-            NativeError: out of memory.
         """
         if self.evicting:
             check(lib.llama_h2o_mark(*self._text))
@@ -318,12 +301,7 @@ class KVCache:
         return check(lib.llama_h2o_marked(*self._text, n_tokens))
 
     def reusable_prefix(self, n_common: int, n_tokens: int) -> int:
-        """Return the length to shorten the text to so that another text can continue it exactly.
-
-        Args:
-            n_common: length of the common prefix of both texts.
-            n_tokens: tokens of the text in the cache.
-        """
+        """Return the length to shorten the text to so that another text can continue it exactly."""
         if not self.evicting or n_common == n_tokens:
             return n_tokens  # a full cache drops its tail with the next evaluation
         # Without a mark, the scores would include the attention of removed tokens.
@@ -363,11 +341,7 @@ class KVCache:
     # ---------------------------------------------------------------------------------------------
 
     def state(self, header: bytes = b"") -> mmap:
-        """Return a header and the state of the cache (see `Text.kv_state`).
-
-        Raises:
-            StateError: llama.cpp failed.
-        """
+        """Return a header and the state of the cache (see `Text.kv_state`)."""
         size = llama_cpp.llama_state_seq_get_size(self._address, self._seq_id)
         if size:
             try:
@@ -382,11 +356,7 @@ class KVCache:
         raise StateError("llama.cpp failed to save the KV cache: see its log with verbose=True")
 
     def load_state(self, data: bytes | mmap, n_tokens: int, n_header: int = 0) -> None:
-        """Load the state of a text of `n_tokens` tokens into an empty sequence.
-
-        Raises:
-            StateError: the state does not fit the model, its settings or the text.
-        """
+        """Load the state of a text of `n_tokens` tokens into an empty sequence."""
         source = np.frombuffer(data, np.uint8, offset=n_header)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         n = llama_cpp.llama_state_seq_set_data(self._address, pointer, len(source), self._seq_id)
@@ -420,11 +390,7 @@ class KVCache:
         check(lib.llama_h2o_archive_close(*self._text))
 
     def flush_archive(self) -> None:
-        """Write the archive to disk, so that it survives a power cut.
-
-        Raises:
-            NativeError: the file could not be written completely.
-        """
+        """Write the archive to disk, so that it survives a power cut."""
         self._check_archive(lib.llama_h2o_archive_flush(*self._text))
 
     def archive_in_states(self, whole: bool) -> None:

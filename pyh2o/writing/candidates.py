@@ -34,7 +34,6 @@ class Candidates:
 
     @property
     def n_left(self) -> int:
-        """Number of candidates left."""
         return int(self._array.size)
 
     @property
@@ -43,5 +42,4 @@ class Candidates:
         return int(self._array.data[self._array.selected].id)
 
     def apply(self, sampler: Any) -> None:
-        """Apply one of llama.cpp's samplers."""
         llama_cpp.llama_sampler_apply(sampler, ctypes.byref(self._array))

@@ -52,9 +52,6 @@ def for_llguidance(schema: Any, *, is_strict: bool = True) -> str:
     Args:
         schema: a schema of draft 2020-12: an object, True or False.
         is_strict: False to ignore keywords that llguidance does not support.
-
-    Raises:
-        GrammarError: the schema allows no value, is nested too deeply, or is not JSON.
     """
     if schema is False:
         raise GrammarError("the schema false allows no value: use another schema")

@@ -66,11 +66,6 @@ class Sampler:
         processor: LogitsProcessor | None = None,
         grammar: Grammar | LlamaGrammar | ChatGuide | None = None,
     ) -> None:
-        """Create the chain.
-
-        Raises:
-            GrammarError: the grammar is invalid or too large.
-        """
         self._settings = (
             settings if isinstance(settings, SamplerSettings) else SamplerSettings(**vars(settings))
         )
@@ -99,11 +94,6 @@ class Sampler:
         Args:
             logits: [n_vocab].
             tokens: text so far, for the processor and DRY; [n_tokens].
-
-        Raises:
-            DecodeError: a logit is NaN or infinite.
-            SettingsError: the processor leaves no token.
-            GrammarError: the grammar allows no token.
         """
         check_logits(logits)
         candidates = Candidates(logits)
