@@ -60,8 +60,7 @@ def batch(
         ),
     ],
     force: Annotated[
-        bool,
-        typer.Option("--force", help="Start over, and replace an existing file."),
+        bool, typer.Option("--force", help="Start over, and replace an existing file.")
     ] = False,
     texts: Annotated[
         int,
@@ -215,10 +214,7 @@ def _ray_runner(
     settings["n_gpu_layers"] = options.gpu_layers or 0
     with Interrupts() as interrupts, on_ray.cluster(verbose=options.verbose) as machines:
         share = on_ray.share_out(
-            machines,
-            workers=workers,
-            threads=options.threads,
-            on_gpu=settings["n_gpu_layers"] != 0,
+            machines, workers=workers, threads=options.threads, on_gpu=settings["n_gpu_layers"] != 0
         )
         share = replace(share, workers=min(share.workers, len(left)))
         terminal.say(

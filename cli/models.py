@@ -160,10 +160,7 @@ class CheckOptions:
 
     ctx: Annotated[
         int,
-        typer.Option(
-            min=0,
-            help="Window in tokens; 0 is the trained context, but at most 32,768.",
-        ),
+        typer.Option(min=0, help="Window in tokens; 0 is the trained context, but at most 32,768."),
     ] = 0
     verbose: bool = False
     eviction: EvictionSettings = field(default=EvictionSettings())
@@ -222,8 +219,7 @@ def check(
 def recommend_command(
     vram: Vram = None,
     ctx: Annotated[
-        int,
-        typer.Option(min=0, max=131_072, help="Text and window in tokens; 0 is 32,768."),
+        int, typer.Option(min=0, max=131_072, help="Text and window in tokens; 0 is 32,768.")
     ] = 0,
     json: Annotated[
         Path | None, typer.Option(help="New JSON file with the sizes in bytes.")

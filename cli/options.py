@@ -12,13 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from pyh2o.cache.settings import (
-    MAX_RETRIEVED,
-    ArchiveType,
-    Attention,
-    EvictionSettings,
-    Prefill,
-)
+from pyh2o.cache.settings import MAX_RETRIEVED, ArchiveType, Attention, EvictionSettings, Prefill
 from pyh2o.policies import POLICIES, Policy
 from pyh2o.writing.sampling import LARGEST_SEED, Sampling
 
@@ -51,11 +45,7 @@ System = Annotated[
 MaxTokens = Annotated[
     int | None,
     typer.Option(
-        "--max-tokens",
-        "-n",
-        min=1,
-        help="Maximum tokens of an answer.",
-        show_default="the window",
+        "--max-tokens", "-n", min=1, help="Maximum tokens of an answer.", show_default="the window"
     ),
 ]
 ReasoningBudget = Annotated[
@@ -77,9 +67,7 @@ NoThinking = Annotated[
 Mmproj = Annotated[
     Path | None,
     typer.Option(
-        "--mmproj",
-        help="GGUF file of the projector for pictures and sound.",
-        rich_help_panel=MODEL,
+        "--mmproj", help="GGUF file of the projector for pictures and sound.", rich_help_panel=MODEL
     ),
 ]
 

@@ -25,10 +25,7 @@ def rpc_server(
     threads: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            envvar="PYH2O_THREADS",
-            help="CPU threads.",
-            show_default="one per physical core",
+            min=1, envvar="PYH2O_THREADS", help="CPU threads.", show_default="one per physical core"
         ),
     ] = None,
 ) -> None:

@@ -32,10 +32,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail if a committed page differs")
     args = parser.parse_args()
 
-    pages = {
-        "command-line.md": command_line_page(),
-        "python.md": python_page(),
-    }
+    pages = {"command-line.md": command_line_page(), "python.md": python_page()}
     stale = [name for name, text in pages.items() if (FOLDER / name).read_text("utf-8") != text]
     if args.check and stale:
         print(f"docs/reference/{stale[0]} is out of date; run: make format", file=sys.stderr)

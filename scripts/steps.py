@@ -13,9 +13,7 @@ LLAMA_CPP = ROOT / "build" / "llama.cpp"
 
 
 def run(
-    command: Sequence[str | Path],
-    variables: Mapping[str, str] | None = None,
-    capture: bool = False,
+    command: Sequence[str | Path], variables: Mapping[str, str] | None = None, capture: bool = False
 ) -> str:
     """Run a program in the checkout.
 

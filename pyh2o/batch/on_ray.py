@@ -116,11 +116,7 @@ class RayRunner:
     """Answers requests on the cluster that this process has joined."""
 
     def __init__(
-        self,
-        job: Job,
-        share: Share,
-        requests: Sequence[BatchRequest],
-        check: Callable[[], None],
+        self, job: Job, share: Share, requests: Sequence[BatchRequest], check: Callable[[], None]
     ) -> None:
         """Start the workers and wait until one is ready; `check` is called repeatedly."""
         self.model = job.model

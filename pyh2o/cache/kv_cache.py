@@ -90,8 +90,7 @@ class KVCache:
         n_used, n_layer = counters.n_used, counters.n_layer
         if n_layer and not 0 <= layer < n_layer:
             raise NativeError(
-                lib.LLAMA_H2O_ERR_ARGUMENT,
-                f"layer {layer} is out of range (0 to {n_layer - 1})",
+                lib.LLAMA_H2O_ERR_ARGUMENT, f"layer {layer} is out of range (0 to {n_layer - 1})"
             )
         n_head_kv = check(lib.llama_h2o_get_rows(*self._text, layer, 0, ffi.NULL, ffi.NULL))
         positions = np.empty((n_head_kv, n_used), dtype=np.int32)

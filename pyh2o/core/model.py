@@ -292,10 +292,7 @@ class Model:
         return self.projector.embeddings(tokens)
 
     def detokenize(
-        self,
-        tokens: Iterable[int],
-        prev_tokens: Sequence[int] | None = None,
-        special: bool = False,
+        self, tokens: Iterable[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
         """Return the text of tokens, in UTF-8."""
         self.lock.check()

@@ -93,13 +93,7 @@ class Projector:
     """
 
     def __init__(
-        self,
-        path: str,
-        weights: Weights,
-        *,
-        most: int,
-        n_threads: int,
-        verbose: bool,
+        self, path: str, weights: Weights, *, most: int, n_threads: int, verbose: bool
     ) -> None:
         """Load a projector.
 

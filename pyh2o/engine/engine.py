@@ -81,12 +81,7 @@ class Engine:
     """
 
     def __init__(
-        self,
-        model_path: str,
-        *,
-        texts: int = 8,
-        reading: int = READING,
-        **settings: Any,
+        self, model_path: str, *, texts: int = 8, reading: int = READING, **settings: Any
     ) -> None:
         _check(settings)
         self.model = load_model(model_path, n_texts=texts, shared=True, reading=reading, **settings)

@@ -27,10 +27,7 @@ GPU_BACKENDS = ("cuda", "metal", "vulkan", "hip", "sycl")
 
 # Modules of llama_cpp that load a library, and the environment variables with its path.
 _LOADER_OF_LLAMA_CPP = "llama_cpp.llama_cpp"
-_PATH_VARIABLES = {
-    _LOADER_OF_LLAMA_CPP: "LLAMA_CPP_LIB_PATH",
-    "llama_cpp.mtmd_cpp": "MTMD_CPP_LIB",
-}
+_PATH_VARIABLES = {_LOADER_OF_LLAMA_CPP: "LLAMA_CPP_LIB_PATH", "llama_cpp.mtmd_cpp": "MTMD_CPP_LIB"}
 
 
 def package_folders(package: Path = _PACKAGE, search: Iterable[str] | None = None) -> list[str]:

@@ -8,11 +8,7 @@ from typing import Any
 
 # Type of tools that the provider runs itself, such as web_search.
 OTHER = "other"
-_PARAMETERS = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
+_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
 def as_function(tool: Any) -> Any:

@@ -16,16 +16,7 @@ from ..writing.events import Content
 from ..writing.logprobs import chat_logprobs
 from ..writing.prompt import infill_prompt, prompt_text
 from .answers import JsonAnswer, models_of
-from .bodies import (
-    MORE_SAMPLERS,
-    SAMPLERS,
-    CompletionBody,
-    Limit,
-    Strict,
-    Texts,
-    TopCount,
-    named,
-)
+from .bodies import MORE_SAMPLERS, SAMPLERS, CompletionBody, Limit, Strict, Texts, TopCount, named
 from .dialect import Dialect
 from .requests import CheckedRoute
 from .served_model import ServedModel

@@ -59,8 +59,7 @@ class ResponsesBody(Strict):
         for name in KEPT:
             if getattr(self, name):
                 raise wrong_field(
-                    name,
-                    "responses are not stored here: send the whole history as input",
+                    name, "responses are not stored here: send the whole history as input"
                 )
         items = self.input
         if isinstance(items, str):

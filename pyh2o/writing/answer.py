@@ -229,10 +229,7 @@ class Answer:
 
 
 def sampled(
-    text: Text,
-    writer: Writer,
-    unread: Sequence[int],
-    criteria: StoppingCriteria | None = None,
+    text: Text, writer: Writer, unread: Sequence[int], criteria: StoppingCriteria | None = None
 ) -> Generator[int, Sequence[int] | None, None]:
     """Read tokens, then yield sampled tokens until the stopping criteria end the text.
 

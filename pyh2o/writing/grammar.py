@@ -96,8 +96,7 @@ class Grammar:
             raise GrammarError("not valid Unicode: encode it as UTF-8", self.field) from None
         if n_bytes > MAX_BYTES:
             raise GrammarError(
-                f"{n_bytes:,} bytes, the limit is {MAX_BYTES:,}: make it smaller",
-                self.field,
+                f"{n_bytes:,} bytes, the limit is {MAX_BYTES:,}: make it smaller", self.field
             )
         if error := _error_in(self.for_llguidance(_NO_SPECIAL_TEXTS)):
             raise self.error(error)
