@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -28,6 +29,7 @@ from ..system.integers import LARGEST_INT32
 from ..writing.grammar import Grammar
 from ..writing.pictures import PICTURES, picture_of
 from ..writing.prompt import infill_tokens
+from ..writing.sampler import SamplerSettings
 from ..writing.sampling import LARGEST_SEED, RANDOM_SEEDS, Sampling
 from .constraints import (
     CONSTRAINTS,
@@ -44,15 +46,7 @@ from .refusals import wrong_field
 N_SEEDS = LARGEST_SEED + 1
 DEPRECATED = {"functions": "tools", "function_call": "tool_choice"}
 NOT_EMPTY = ("system", "developer", "user", "tool")
-SAMPLERS = (
-    "temperature", "top_p", "min_p", "typical_p", "top_k", "repeat_penalty", "presence_penalty",
-    "frequency_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta",
-)  # fmt: skip
-# Samplers that llama_cpp lacks.
-MORE_SAMPLERS = (
-    "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
-    "dry_sequence_breakers", "xtc_probability", "xtc_threshold",
-)  # fmt: skip
+SAMPLERS = tuple(each.name for each in fields(SamplerSettings) if each.name != "seed")
 # Fields of other servers that ban words or tokens.
 BANS = (
     "banned_strings", "banned_tokens", "custom_token_bans", "bad_words", "bad_words_ids",
@@ -263,7 +257,7 @@ class Body(Strict):
                 continue
             if name in BANS:
                 raise wrong_field(name, "not supported: omit it, or use logit_bias")
-            supported = ", ".join((*SAMPLERS, *MORE_SAMPLERS))
+            supported = ", ".join(SAMPLERS)
             raise wrong_field(name, f"unsupported sampler: omit it, or use one of {supported}")
         return data
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BeforeValidator, Field
 
@@ -16,18 +16,13 @@ from ..writing.events import Content
 from ..writing.logprobs import chat_logprobs
 from ..writing.prompt import infill_prompt, prompt_text
 from .answers import JsonAnswer, models_of
-from .bodies import MORE_SAMPLERS, SAMPLERS, CompletionBody, Limit, Strict, Texts, TopCount, named
+from .bodies import SAMPLERS, CompletionBody, Limit, Strict, Texts, TopCount, named
 from .dialect import Dialect
-from .requests import CheckedRoute
+from .requests import routes_of
 from .served_model import ServedModel
 from .written import Written, written
 
-
-class _Route(CheckedRoute):
-    dialect = Dialect()
-
-
-llama_server_routes = APIRouter(route_class=_Route)
+llama_server_routes = routes_of(Dialect())
 
 # llama.cpp's names of finish reasons.
 STOP_TYPES = {"stop": "eos", "length": "limit"}
@@ -142,9 +137,7 @@ def _probabilities(text: Written) -> list[dict[str, Any]]:
 
 
 def _settings(model: ServedModel, body: CompletionBody | Any) -> dict[str, Any]:
-    about = body.model_dump(
-        include={*SAMPLERS, *MORE_SAMPLERS, "seed", "stop", "max_tokens", "grammar"}
-    )
+    about = body.model_dump(include={*SAMPLERS, "seed", "stop", "max_tokens", "grammar"})
     limit = -1 if body.max_tokens is None else body.max_tokens
     return {**about, "n_predict": limit, "n_ctx": model.longest_prompt}
 

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 
 from anyio import to_thread
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import AliasChoices, BeforeValidator, Field
 
@@ -19,20 +19,12 @@ from ..errors import PictureError
 from ..writing.logprobs import chat_logprobs
 from ..writing.pictures import picture_of
 from .answers import JsonAnswer, models_of
-from .bodies import (
-    MORE_SAMPLERS,
-    OTHER_SAMPLERS,
-    SAMPLERS,
-    ChatBody,
-    CompletionBody,
-    EmbeddingBody,
-    Strict,
-)
+from .bodies import OTHER_SAMPLERS, SAMPLERS, ChatBody, CompletionBody, EmbeddingBody, Strict
 from .dialect import OLLAMA
 from .embeddings import EmbeddingModel
 from .models import AnyModel, ModelSource
 from .refusals import wrong_field
-from .requests import CheckedRoute
+from .requests import routes_of
 from .written import Block, Written, arguments_of, body_of, written
 
 # Version of Ollama's API that this server implements: clients refuse old ones.
@@ -41,7 +33,7 @@ VERSION = "0.13.0"
 NO_DATE = "1970-01-01T00:00:00Z"
 # Ollama's options to OpenAI's fields; num_ctx, num_gpu and others belong to the command line.
 OPTIONS = {
-    **{name: name for name in (*SAMPLERS, *MORE_SAMPLERS, *OTHER_SAMPLERS, "seed", "stop")},
+    **{name: name for name in (*SAMPLERS, *OTHER_SAMPLERS, "seed", "stop")},
     "mirostat": "mirostat_mode",
     "num_predict": "max_tokens",
 }
@@ -54,11 +46,7 @@ NAMES = {ours: f"options.{theirs}" for theirs, ours in OPTIONS.items()}
 NAMES["response_format"] = "format"
 
 
-class _Route(CheckedRoute):
-    dialect = OLLAMA
-
-
-ollama_routes = APIRouter(route_class=_Route)
+ollama_routes = routes_of(OLLAMA)
 
 
 def _seconds(given: object) -> object:

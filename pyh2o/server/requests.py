@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
-from fastapi import Request
+from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
 from starlette.types import Message
 
@@ -51,6 +51,11 @@ class CheckedRoute(APIRoute):
             return await handle(Request(scope, receive))
 
         return checked
+
+
+def routes_of(dialect: Dialect) -> APIRouter:
+    """Return an empty router whose responses have this format."""
+    return APIRouter(route_class=type("_Route", (CheckedRoute,), {"dialect": dialect}))
 
 
 def _check_key(request: Request) -> None:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import Field
 
@@ -15,7 +15,7 @@ from .bodies import ChatBody, Strict
 from .custom_tools import input_of
 from .dialect import Dialect, named_event
 from .refusals import wrong_field
-from .requests import CheckedRoute
+from .requests import routes_of
 from .written import Block, Written, body_of, written
 
 # Fields that need stored responses.
@@ -28,11 +28,7 @@ KINDS = {
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 
 
-class _Route(CheckedRoute):
-    dialect = Dialect(line=named_event)
-
-
-responses_routes = APIRouter(route_class=_Route)
+responses_routes = routes_of(Dialect(line=named_event))
 
 
 class ResponsesBody(Strict):

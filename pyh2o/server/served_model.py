@@ -20,7 +20,7 @@ from ..writing.events import Event
 from ..writing.request import Request
 from ..writing.sampler import LogitsProcessor, SamplerSettings
 from ..writing.thinking import Thinking
-from .bodies import MORE_SAMPLERS, N_SEEDS, SAMPLERS, ChatBody, CompletionBody
+from .bodies import N_SEEDS, SAMPLERS, ChatBody, CompletionBody
 from .refusals import RefusedError, ShutdownError, one_line, without_folders, wrong_field
 
 
@@ -124,7 +124,7 @@ class ServedModel(Served):
         limit = body.limit if isinstance(body, ChatBody) else body.max_tokens
         self.check_tokens(body.stop_token_ids, "stop_token_ids")
         request = Request(
-            sampling=SamplerSettings(**body.model_dump(include={*SAMPLERS, *MORE_SAMPLERS})),
+            sampling=SamplerSettings(**body.model_dump(include=set(SAMPLERS))),
             max_tokens=self._model.window if limit is None else limit,
             stop=body.stop,
             stop_tokens=frozenset(body.stop_token_ids),
