@@ -112,7 +112,6 @@ def batch(
     """
     given = typed_options(context)
     with reported_errors():
-        # imported here because it loads llama.cpp, which would delay `--help`
         from pyh2o.batch.answering import RequestDefaults
         from pyh2o.batch.journal import BatchHead, Journal
         from pyh2o.batch.reading import read_batch
@@ -186,7 +185,6 @@ def _local_runner(
     texts: int,
     bars: Bars,
 ) -> Iterator[LocalRunner | RayRunner]:
-    # imported here because it loads llama.cpp
     from pyh2o.batch.local import LocalRunner
 
     n_texts = max(1, min(texts, len(left)))
@@ -203,7 +201,6 @@ def _ray_runner(
     texts: int,
     workers: int | None,
 ) -> Iterator[LocalRunner | RayRunner]:
-    # imported here because it loads llama.cpp
     from pyh2o.batch import on_ray
     from pyh2o.batch.ray_worker import Job
     from pyh2o.models.file_identity import identify

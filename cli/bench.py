@@ -62,7 +62,6 @@ def bench(
                 "one program at a time: remove it"
             )
         path = find_model(options.model)
-        # imported here because it loads llama.cpp, which would delay `--help`
         from pyh2o.bench.turns import Turns
         from pyh2o.compat.llama import Llama
         from pyh2o.core.description import describe_model

@@ -1,7 +1,4 @@
-"""Load models as the options say.
-
-Modules that load llama.cpp are imported in functions, as they would delay `--help`.
-"""
+"""Load models as the options say."""
 
 from __future__ import annotations
 

@@ -48,7 +48,6 @@ REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<quantisation>.+
 
 def parse_vram(text: str | float) -> Memory:
     """Return a GPU with this memory in GB (meaning GiB), or this machine's GPUs for "auto"."""
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.core.recommended import Memory, gpu_memory
 
     if text == "auto":
@@ -194,7 +193,6 @@ def check(
     """
     target = None if json is None else new_file("--json", json)
     path = find_model(model)
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.core.description import describe_model
 
     description = describe_model(
@@ -238,7 +236,6 @@ def recommend_command(
     the largest model that fits; on a CPU the largest with 5 tokens per second, or else the fastest.
     """
     target = None if json is None else new_file("--json", json)
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.core.recommended import WINDOW, recommend
 
     found = recommend(vram, ctx or WINDOW)

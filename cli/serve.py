@@ -120,7 +120,6 @@ def serve(
     memory is short. Embedding models serve embeddings. --mmproj belongs to the first model.
     --recall-mib limits the archive of each text.
     """
-    # imported here because it loads llama.cpp, which would delay `--help`
     from .serving import Serving, listen, run_server
 
     limits = Limits(

@@ -86,10 +86,6 @@ def main() -> int:
     return status
 
 
-# -------------------------------------------------------------------------------------------------
-# The build, also for scripts/fuzz.py
-# -------------------------------------------------------------------------------------------------
-
 CLANG = {"CC": "clang", "CXX": "clang++"}
 # A Python that loads clang's thread sanitizer does not start.
 GCC = {"CC": "gcc", "CXX": "g++"}

@@ -42,10 +42,6 @@ class Bars:
     def fetching(self, done: int, total: int) -> None:
         self.show("fetching", done // 10**6, total // 10**6, "MB")
 
-    def checking(self, done: int, total: int) -> None:
-        """Show that `done` of `total` bytes of a file were hashed."""
-        self.show("checking", done // 10**6, total // 10**6, "MB")
-
     def clear(self) -> None:
         """Remove the bar; the next call shows a new one."""
         if self._progress is not None:

@@ -79,11 +79,6 @@ def _as_json_object(response_format: Mapping[str, Any] | None) -> Mapping[str, A
     return {"type": "json_object", "schema": schema}
 
 
-# -------------------------------------------------------------------------------------------------
-# Chat formats of llama_cpp
-# -------------------------------------------------------------------------------------------------
-
-
 def _uses_llama_cpp(llama: AnyLlama, given: Mapping[str, Any]) -> bool:
     """Whether llama_cpp's own code answers: for handlers, functions and formats with tools."""
     chat = llama.text.model.chat

@@ -117,11 +117,6 @@ def answered(llama: AnyLlama, answer: Answer, *, with_logits: bool = False) -> I
         llama.cache[[*answer.prompt_tokens, *answer.tokens]] = llama.save_state()
 
 
-# -------------------------------------------------------------------------------------------------
-# Log probabilities of a prompt
-# -------------------------------------------------------------------------------------------------
-
-
 def _check_echo(llama: AnyLlama, prompt: Prompt) -> None:
     if not llama.text.keeps_logits:
         raise ValueError(
@@ -142,11 +137,6 @@ def _prompt_records(llama: AnyLlama, tokens: list[int], top: int) -> list[TokenL
 
 def _joined(first: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
     return {name: [*first[name], *then[name]] for name in first}
-
-
-# -------------------------------------------------------------------------------------------------
-# llama_cpp's prompt cache
-# -------------------------------------------------------------------------------------------------
 
 
 def _load_state(llama: AnyLlama, prompt: list[int]) -> None:

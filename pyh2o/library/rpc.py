@@ -143,10 +143,6 @@ def _devices_behind(server: str) -> list[Device]:
     return backends.devices_of(registry)
 
 
-# -------------------------------------------------------------------------------------------------
-# Lost connections
-# -------------------------------------------------------------------------------------------------
-
 _LOST = (
     "the connection to an RPC server is lost, and llama.cpp ends this program: start the server "
     "again, and resume what was saved"

@@ -133,10 +133,6 @@ class _Server(uvicorn.Server):
         super().handle_exit(*args)
 
 
-# ---------------------------------------------------------------------------------------------
-# Routes
-# ---------------------------------------------------------------------------------------------
-
 routes = APIRouter(route_class=CheckedRoute)
 dialects = (openai_routes, responses_routes, anthropic_routes, llama_server_routes, ollama_routes)
 

@@ -168,11 +168,6 @@ Content = Annotated[Any, BeforeValidator(_with_pictures)]
 # ---------------------------------------------------------------------------------------------
 
 
-def without_minus_1(given: object) -> object:
-    """Return None for -1, which many clients send for "not set"."""
-    return None if given == -1 else given
-
-
 def _not_false(given: object) -> object:
     return None if given is False else given
 
