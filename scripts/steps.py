@@ -1,4 +1,4 @@
-"""The steps of a check that takes minutes: what is done is said, and what fails ends it."""
+"""Steps of the long checks: print what is done, run programs, build."""
 
 from __future__ import annotations
 
@@ -15,14 +15,7 @@ LLAMA_CPP = ROOT / "build" / "llama.cpp"
 def run(
     command: Sequence[str | Path], variables: Mapping[str, str] | None = None, capture: bool = False
 ) -> str:
-    """Run a program in the checkout.
-
-    Args:
-        variables: added to the environment.
-
-    Returns:
-        What it has printed, if that is captured.
-    """
+    """Run a program in the checkout, with more environment variables; return captured output."""
     result = subprocess.run(
         command,
         cwd=ROOT,
@@ -39,19 +32,16 @@ def say(text: str) -> None:
 
 
 def prepare_llama_cpp() -> None:
-    """Have the patched sources of llama.cpp in `LLAMA_CPP`."""
+    """Write the patched sources of llama.cpp to `LLAMA_CPP`."""
     run([sys.executable, "-B", "native/prepare_llama_cpp.py", "--output", LLAMA_CPP])
 
 
 def build_beside(folder: Path, define: str, variables: Mapping[str, str]) -> Path:
-    """Build what changed since the last time, beside the normal build; minutes the first time.
+    """Build incrementally in a separate folder, and return the folder for PYTHONPATH.
 
     Args:
         define: NAME=VALUE for CMake.
         variables: added to the environment.
-
-    Returns:
-        A folder for PYTHONPATH, with the package and its libraries.
     """
     package = folder / "package"
     options = [
