@@ -4,8 +4,8 @@
     python scripts/gpu_check.py run build/gpu-check     # with the GPU: builds, tests, measures
 
 `carry` is for the Python that runs it, or for --python-version 3.12. The machine with the GPU needs
-Python, a C++ compiler, CMake, ninja and CUDA's compiler; CMAKE_ARGS may have their paths. A wheel of
-pyh2o in FOLDER/wheels is installed instead of building one. Each step has a time limit, plus the
+Python, a C++ compiler, CMake, ninja and CUDA's compiler; CMAKE_ARGS may have their paths. A wheel
+of pyh2o in FOLDER/wheels is installed instead of building one. Each step has a time limit, plus the
 seconds that earlier steps saved. If a step fails or times out, the others still run. Results are in
 report.md in the folder. `run FOLDER --only build tests` runs these steps.
 
@@ -84,9 +84,7 @@ def main() -> int:
         "--only", nargs="+", choices=STEPS, default=[*STEPS], help="run only these steps"
     )
     run_parser.add_argument("-k", default="", help="run only these tests (as pytest -k)")
-    run_parser.add_argument(
-        "--model", type=Path, help="model to compare logits of, instead of a tiny one"
-    )
+    run_parser.add_argument("--model", type=Path, help="model for comparing logits")
     run_parser.add_argument("--shape", default="llama-3-8b", help="see benchmarks/random_model.py")
     run_parser.add_argument(
         "--mock", action="store_const", const="coarse", default="gpu", dest="device", help="above"
@@ -151,7 +149,7 @@ def carry(folder: Path, python_version: str | None) -> None:
 
 
 def check_build(plan: Plan) -> Iterator[Check]:
-    """Build for this GPU or install a carried wheel; compile kernels and write a model meanwhile."""
+    """Build for this GPU, or install a carried wheel; meanwhile prepare kernels and model."""
     if plan.is_mock:
         return
     started = time.monotonic()
