@@ -126,12 +126,7 @@ def compared(
 
 
 def parse_histories(given: str | None, window: int, generated: int) -> list[int]:
-    """Return the lengths of text at which to measure, ascending.
-
-    Args:
-        given: list from the user; None for 0, the window up to a limit, and half of it.
-        generated: tokens to generate at each length.
-    """
+    """Return the lengths of text to measure at; by default up to the window, within a limit."""
     if given is None:
         longest = min(window, LONGEST_DEFAULT)
         return sorted({0, longest, longest // 2 if longest // 2 > generated else 0})

@@ -58,11 +58,7 @@ class ModelRun:
 
 
 def load_llama(options: ModelOptions, run: ModelRun, *, store_mib: int) -> Llama:
-    """Load the model, which reports its progress to `run`.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed.
-    """
+    """Load the model, which reports its progress to `run`; Ctrl-C stops it."""
     from pyh2o.compat.llama import Llama
 
     path = find_model(options.model)

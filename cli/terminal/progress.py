@@ -23,12 +23,7 @@ class Bars:
     def show(
         self, label: str, done: float | None = None, total: float | None = None, unit: str = ""
     ) -> None:
-        """Show the bar of an activity, or remove it if `done` equals `total`.
-
-        Args:
-            done, total: progress; None if unknown.
-            unit: unit of the numbers; "" shows no numbers.
-        """
+        """Show the bar of an activity, or remove it if `done` equals `total`; None is unknown."""
         if done is not None and done == total:
             self.clear()
         elif not self._hidden:

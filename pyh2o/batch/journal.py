@@ -88,11 +88,7 @@ class _Entry:
 
 
 class Journal:
-    """The journal of a file of results; a context manager.
-
-    Attributes:
-        head: identity of the batch in the journal; None if the journal is new.
-    """
+    """The journal of a file of results; a context manager. `head` is None in a new journal."""
 
     def __init__(self, results: Path) -> None:
         """Check the path of the results; nothing is opened yet."""
@@ -200,11 +196,7 @@ class Journal:
         self.head = head
 
     def add(self, number: int, result: Mapping[str, Any]) -> None:
-        """Append the result of a request and flush it to disk.
-
-        Raises:
-            BatchError: writing fails; earlier results stay.
-        """
+        """Append the result of a request and flush it to disk; earlier results survive errors."""
         start = self._size
         self._append(json.dumps([number, result], ensure_ascii=False))
         self._entries[number] = _Entry(start, self._size - start, failed(dict(result)))
@@ -222,11 +214,7 @@ class Journal:
         self._size += len(data)
 
     def finish(self, n_requests: int) -> None:
-        """Write the results in the order of the requests, and remove the journal.
-
-        Raises:
-            BatchError: writing fails; the journal stays.
-        """
+        """Write the results in the order of the requests, and remove the journal."""
         try:
             with replacement(self._results, prefix=_PREFIX, mode=self._mode) as file:
                 for number in range(n_requests):

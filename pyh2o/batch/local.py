@@ -26,12 +26,7 @@ class _StoppedError(BaseException):
 
 
 class LocalRunner:
-    """Answers requests in this process.
-
-    Attributes:
-        model: fields of the model file's `ModelIdentity`.
-        settings: settings of each cache, from `settings_identity`.
-    """
+    """Answers requests in this process."""
 
     def __init__(
         self, engine: Engine, requests: Sequence[BatchRequest], defaults: RequestDefaults

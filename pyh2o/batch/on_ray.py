@@ -24,12 +24,7 @@ RETRIES = 2
 
 @dataclass(frozen=True)
 class Machine:
-    """Resources of a machine in the cluster.
-
-    Attributes:
-        cpus: Ray's count: by default the threads of the processor.
-        gpus: whole GPUs.
-    """
+    """A machine in the cluster: CPUs by Ray's count, usually threads, and whole GPUs."""
 
     cpus: int
     gpus: int = 0

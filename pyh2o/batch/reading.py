@@ -49,11 +49,7 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class BatchInput:
-    """A file of requests.
-
-    Attributes:
-        requests: the requests, without empty lines.
-    """
+    """A file of requests, without empty lines."""
 
     sha256: str
     has_prompts: bool

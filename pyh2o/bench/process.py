@@ -82,12 +82,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Result of an action.
-
-    Attributes:
-        position: tokens of text after it.
-        peak_bytes: peak resident memory of the process so far.
-    """
+    """Result of an action: tokens of text after it, and peak resident memory so far."""
 
     seconds: float
     position: int
@@ -108,11 +103,7 @@ class Child:
     """An object in a child process."""
 
     def __init__(self, opener: str, *arguments: Any) -> None:
-        """Start the process and make the object.
-
-        Args:
-            opener: function or class that creates the object, as module:name.
-        """
+        """Start the process and make the object with the function or class "module:name"."""
         # llama.cpp prints the reason of an abort to stderr.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `close`
         self._connection, child = Pipe()
@@ -172,11 +163,7 @@ class Child:
 
 
 class Worker(Child):
-    """A cache in a child process.
-
-    Attributes:
-        ready: result of the warm-up.
-    """
+    """A cache in a child process, after its warm-up."""
 
     def __init__(self, cache: Cache, model: Path, tokens: Sequence[int]) -> None:
         super().__init__("pyh2o.bench.process:Reader", cache, model, tokens)

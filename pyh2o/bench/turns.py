@@ -78,11 +78,7 @@ class _Measured:
 
 
 class Turns:
-    """Caches that read and generate in turns, each in a child process.
-
-    Attributes:
-        failures: errors of failed caches, by name.
-    """
+    """Caches that read and generate in turns, each in a child process."""
 
     def __init__(
         self,

@@ -130,11 +130,7 @@ class ArchiveFile:
         return True
 
     def _begin(self, target: Path) -> None:
-        """Continue in a new file.
-
-        Raises:
-            NativeError: the file cannot be written; nothing is changed.
-        """
+        """Continue in a new file; after an error nothing is changed."""
         path, text = new_name(target), secrets.token_bytes(ID_BYTES)
         self._open(path, text)
         self._path, self._target, self._id, self._is_saved = path, target, text, False
@@ -149,11 +145,7 @@ class ArchiveFile:
         self.remove_unsaved()
 
     def _open_copy(self, file: Path, target: Path, text: bytes) -> Path:
-        """Continue in a copy of a file, and return its path.
-
-        Raises:
-            NativeError, OSError: the copy cannot be written or opened; nothing is changed.
-        """
+        """Continue in a copy of a file, and return its path; after an error nothing is changed."""
         copied = new_name(target)
         try:
             shutil.copyfile(file, copied)

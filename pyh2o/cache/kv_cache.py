@@ -264,20 +264,12 @@ class KVCache:
             )
 
     def enlarge(self, n_cells: int) -> None:
-        """Enlarge the cache to at least `n_cells` cells, and evict nothing until `shrink`.
-
-        Raises:
-            NativeError: out of memory; nothing is changed.
-        """
+        """Enlarge the cache to at least `n_cells` cells, and evict nothing until `shrink`."""
         check(lib.llama_h2o_enlarge(self._text[0], n_cells))
         self._enlarged = True
 
     def shrink(self) -> None:
-        """Undo `enlarge`, with a compaction if the rows do not fit.
-
-        Raises:
-            NativeError: out of memory; the text remains in the larger cache.
-        """
+        """Undo `enlarge`, with a compaction if the rows do not fit."""
         check(lib.llama_h2o_shrink(self._text[0]))
         self._enlarged = False
 
@@ -319,12 +311,7 @@ class KVCache:
         return bool(llama_cpp.llama_memory_seq_rm(memory, self._seq_id, n_tokens, -1))
 
     def clear(self, *, alone: bool, zero: bool) -> None:
-        """Remove all rows.
-
-        Args:
-            alone: whether the context has no other sequence.
-            zero: whether to overwrite them with 0, because some are NaN.
-        """
+        """Remove all rows, faster if the context is for this text `alone`; `zero` overwrites NaN."""
         memory = llama_cpp.llama_get_memory(self._address)
         if memory is None:
             return

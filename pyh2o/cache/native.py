@@ -21,12 +21,7 @@ def refusal(status: int) -> str:
 
 
 def check(status: int) -> int:
-    """Return a count from a native function, or raise its error.
-
-    Raises:
-        NativeError: the status is negative.
-        BaseException: an error that the policy raised at a compaction.
-    """
+    """Return a count from a native function, or raise its error or that of the policy."""
     if status < 0:
         raise take_error() or NativeError(status, refusal(status))
     return status
@@ -64,11 +59,7 @@ def rotary_positions(model_address: int, window: int) -> int:
 
 
 def least_cell_bytes(model_address: int, type_k: int, type_v: int, *, offload: bool) -> int:
-    """Return a lower bound of the host memory of a cell, in bytes; 0 without a KV cache.
-
-    Args:
-        offload: whether layers on a device also keep their rows there.
-    """
+    """Return a lower bound of the host memory of a cell, in bytes; 0 without a KV cache."""
     return int(lib.llama_h2o_size_of_cell(_model(model_address), type_k, type_v, offload))
 
 
@@ -133,11 +124,7 @@ def is_unknown_cache(status: int) -> bool:
 
 
 def few_tokens(context_address: int) -> int:
-    """Return the largest batch that attention computes query by query, with its own rounding.
-
-    Returns:
-        0 if all batches are rounded alike, because ggml's ops compute attention in all layers.
-    """
+    """Return the largest batch that attention rounds query by query; 0 if all round alike."""
     n: int = lib.llama_h2o_n_few(context_of(context_address))
     return 0 if n == lib.LLAMA_H2O_ERR_NOT_ATTACHED else check(n)
 

@@ -81,11 +81,7 @@ class Job:
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """Totals over the batches of an engine.
-
-    Attributes:
-        texts: sum of the number of texts in each batch.
-    """
+    """Totals over the batches of an engine; `texts` is the sum of the texts in each batch."""
 
     batches: int = 0
     tokens: int = 0

@@ -64,11 +64,7 @@ class Embedder(Model):
         self._stack.callback(self._embedded.close)
 
     def embed_tokens(self, tokens: Sequence[int]) -> FloatArray:
-        """Return the normalized embedding of a text; [n_values].
-
-        Args:
-            tokens: at least one, at most the window, including BOS and EOS if the model uses them.
-        """
+        """Return the normalized embedding of a text, with BOS and EOS; [n_values]."""
         with self.lock.context():
             batch, context = self._embedded, self.context
             batch.reset()

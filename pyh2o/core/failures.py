@@ -63,11 +63,7 @@ def decode_error(status: int) -> BaseException:
 
 
 def are_numbers(logits: LogitsArray) -> bool:
-    """Return whether a token can be sampled, which llama.cpp's samplers do not check.
-
-    Args:
-        logits: [n_vocab]; minus infinity is allowed for tokens to exclude.
-    """
+    """Return whether a token can be sampled from [n_vocab] logits, which llama.cpp assumes."""
     return math.isfinite(logits.max())
 
 

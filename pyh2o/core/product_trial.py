@@ -53,11 +53,7 @@ _row_size = ggml_function("ggml_row_size", ctypes.c_size_t, ctypes.c_int, ctypes
 
 
 def run(types: Iterable[int], *, on_gpus: bool, rearranged: bool) -> None:
-    """Print the name of the library, then the number and the error of each type.
-
-    Args:
-        rearranged: whether ggml may repack weights for the processor.
-    """
+    """Print the name of the library, then the number and the error of each type."""
     print(Path(cpu_library()).name, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for number in types:
@@ -92,11 +88,7 @@ def error_of(path: Path, weights: Weights, *, on_gpus: bool, rearranged: bool) -
 
 
 def write_model(path: Path, number: int) -> Weights:
-    """Write a random model of one layer without a vocabulary, and return its weights.
-
-    Args:
-        number: ggml type of the matrices.
-    """
+    """Write a random model with matrices of a ggml type and no vocabulary; return its weights."""
     rng = np.random.default_rng(0)
     rows, values = _random_rows(number, rng)
     n_kv = N_EMBD // N_HEAD * N_HEAD_KV

@@ -95,12 +95,7 @@ class Projector:
     def __init__(
         self, path: str, weights: Weights, *, most: int, n_threads: int, verbose: bool
     ) -> None:
-        """Load a projector.
-
-        Args:
-            path: a GGUF file (mmproj) for the model.
-            most: maximum tokens of a batch.
-        """
+        """Load a projector (mmproj) for the model; `most` is the maximum of tokens in a batch."""
         # imported after pyh2o's library was loaded; most programs do not need it
         from llama_cpp import mtmd_cpp as mtmd
         from llama_cpp._logger import llama_log_callback
@@ -148,11 +143,7 @@ class Projector:
     # ---------------------------------------------------------------------------------------------
 
     def mark(self, data: bytes) -> str:
-        """Return the mark of a picture or sound for the text of a prompt.
-
-        Args:
-            data: contents of a file: JPEG, PNG, BMP, GIF; WAV, MP3, FLAC.
-        """
+        """Return the mark of a JPEG, PNG, BMP, GIF, WAV, MP3 or FLAC file for a prompt's text."""
         key = self.remember(data)
         self._tokens_of(key)
         return f"<picture:{key}>"
@@ -184,11 +175,7 @@ class Projector:
         yield text[begin:]
 
     def embeddings(self, tokens: Sequence[int]) -> tuple[Embeddings, GridPositions]:
-        """Return embeddings and additional positions of picture tokens.
-
-        Returns:
-            [n_tokens, n_embd], and [n_tokens, 0 or 3] positions for llama-h2o.h.
-        """
+        """Return [n_tokens, n_embd] embeddings and [n_tokens, 0 or 3] positions (llama-h2o.h)."""
         with self._lock:
             unread = [] if self._found.keys() >= set(tokens) else self._files.keys() - self._read
         for key in unread:

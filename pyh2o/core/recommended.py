@@ -101,11 +101,7 @@ KNOWN_MODELS = (
 
 @dataclass(frozen=True)
 class Memory:
-    """Free memory for a model.
-
-    Attributes:
-        gpus: names of the GPUs; empty for main memory.
-    """
+    """Free memory for a model, on GPUs or, if there are none, in main memory."""
 
     free: int
     gpus: tuple[str, ...] = ()
@@ -190,12 +186,7 @@ class Recommendation:
 
 
 def recommend(memory: Memory | None = None, n_tokens: int = WINDOW) -> Recommendation:
-    """Choose a model.
-
-    Args:
-        memory: memory of a GPU. None for this machine: its GPUs if a model fits there, otherwise
-            main memory and its bandwidth.
-    """
+    """Choose a model for a GPU; None: for this machine's GPUs, or else its main memory."""
     found = Recommendation(memory or gpu_memory(), n_tokens)
     if fitting := list(filter(found.fits, KNOWN_MODELS)):
         return replace(found, choice=fitting[-1])

@@ -97,11 +97,7 @@ class Slot:
 
 
 class Slots:
-    """All slots of an engine: some are taken, the others hold finished texts.
-
-    Attributes:
-        all: the slots, in the order of their sequences.
-    """
+    """All slots of an engine: some are taken, the others hold finished texts."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._snapshots = slots[0].text.model.snapshots

@@ -15,11 +15,7 @@ HEADER_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """A file at the time of `identify`.
-
-    Attributes:
-        sha256: of its header, in hexadecimal digits.
-    """
+    """A file at the time of `identify`, with the SHA-256 of its header."""
 
     path: Path
     bytes: int

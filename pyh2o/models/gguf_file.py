@@ -55,12 +55,7 @@ _FIRST_FILE = "-00001-of-"
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of the header.
-
-    Attributes:
-        start, end: offsets in the file, in bytes.
-        kind: ggml's number of its type.
-    """
+    """A tensor of the header: offsets in the file, and ggml's number of its type."""
 
     name: str
     start: int

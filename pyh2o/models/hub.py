@@ -34,11 +34,7 @@ _MOST_BYTES = 50_000_000_000
 
 @dataclass(frozen=True)
 class Chosen:
-    """A model of a repository.
-
-    Attributes:
-        revision: the commit that was listed.
-    """
+    """A model of a repository, at the commit that was listed."""
 
     repository: str
     revision: str
@@ -46,11 +42,7 @@ class Chosen:
 
 
 def choose_on_hub(repository: str, wanted: str | None) -> Chosen:
-    """List the models of a repository and choose one.
-
-    Args:
-        wanted: a quantisation or a file name; None for Q4_K_M, or the only model.
-    """
+    """Choose a model of a repository by quantisation or file name; see `choose`."""
     api = _huggingface_hub().HfApi()
     with _explained(repository):
         info = api.model_info(repository, files_metadata=True)

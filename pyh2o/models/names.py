@@ -20,12 +20,7 @@ _SUFFIX = ".gguf"
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model in the models folder, or one that can be fetched into it.
-
-    Attributes:
-        path: the GGUF file, or the first of several.
-        packaged: its packages, if it can be fetched from them.
-    """
+    """A model (the first of its files) in the models folder, or one that can be fetched into it."""
 
     path: Path
     bytes: int

@@ -32,11 +32,7 @@ PIP_MARK = "\N{MULTIPLICATION SIGN}"
 
 @dataclass(frozen=True)
 class Wheel:
-    """A package that contains a file of a model.
-
-    Attributes:
-        member: the file's path in the wheel.
-    """
+    """A package that contains a file of a model, at the path `member`."""
 
     package: str
     version: str
@@ -45,12 +41,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF file that is published inside wheels.
-
-    Attributes:
-        bytes, sha256: of the GGUF file.
-        parts: wheels with the consecutive parts of the GGUF file; in total about as large.
-    """
+    """A GGUF file that is published inside wheels, in consecutive parts."""
 
     name: str
     title: str

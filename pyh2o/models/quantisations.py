@@ -78,11 +78,7 @@ def quantisation_of(path: str) -> str:
 
 
 def choose(models: Sequence[HubModel], wanted: str | None) -> HubModel:
-    """Return the wanted model of a repository.
-
-    Args:
-        wanted: a quantisation or a file name; None for `PREFERRED`, or the only model.
-    """
+    """Return the model with a quantisation or file name; by default `PREFERRED` or the only one."""
     if wanted is None and len(models) == 1:
         return models[0]
     wanted = wanted or PREFERRED

@@ -91,11 +91,7 @@ class EventAnswer(JsonAnswer):
 
 
 class Events:
-    """Sends events to a client, from the thread that computes them.
-
-    Attributes:
-        started: whether the status has been sent.
-    """
+    """Sends events to a client, from the thread that computes them."""
 
     def __init__(self, send: Send, client: TaskGroup, dialect: Dialect) -> None:
         self._send = send

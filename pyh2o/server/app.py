@@ -82,11 +82,7 @@ def create_app(
 
 
 def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None:
-    """Serve until Ctrl-C or SIGTERM; requests in flight end at their next token.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C ended the server.
-    """
+    """Serve until Ctrl-C (a KeyboardInterrupt) or SIGTERM; requests end at their next token."""
     config = server_config(
         app,
         log_level="info" if verbose else "warning",

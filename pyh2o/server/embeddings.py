@@ -42,11 +42,7 @@ class EmbeddingModel(Served):
     def embed(
         self, body: EmbeddingBody, *, name: str = "input", truncate: bool = False
     ) -> dict[str, Any]:
-        """Return the normalized vectors of all texts of a request.
-
-        Args:
-            name: field of the texts, for errors.
-        """
+        """Return the normalized vectors of the texts in the field `name` of a request."""
         n_values = self.embedder.n_values
         if body.dimensions not in (None, n_values):
             raise wrong_field(

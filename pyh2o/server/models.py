@@ -70,11 +70,7 @@ class ModelSource:
 
 
 class ServedModels:
-    """The models that requests choose from by name.
-
-    Args:
-        sources: at least one; the first is the default.
-    """
+    """The models that requests choose from by name; the first is the default."""
 
     def __init__(self, sources: Sequence[ModelSource], limits: Limits) -> None:
         self.sources = tuple(sources)
@@ -109,12 +105,7 @@ class ServedModels:
         )
 
     def find(self, name: str | None, *, embeds: bool | None = None) -> ModelSource:
-        """Return the model for a request; a server with one model accepts any name.
-
-        Args:
-            name: the requested name; None for the first model of that kind.
-            embeds: True for an embedding model, False for one that generates, None for either.
-        """
+        """Return the model for a request; a server with one model accepts any name."""
         fitting = [each for each in self.sources if embeds in (None, each.embeds)]
         if len(self.sources) == 1 or not name:
             found = (fitting or self.sources)[0]
@@ -230,11 +221,7 @@ class ServedModels:
             raise ShutdownError("the server is shutting down")
 
     def _free_memory(self, source: ModelSource) -> None:
-        """Close idle models until there is enough memory for another one.
-
-        Raises:
-            RefusedError: closing all idle models would not free enough; none is closed.
-        """
+        """Close idle models until there is enough memory, or none if that is impossible."""
         while (spare := spare_bytes()) < source.needed_bytes:
             idle = self._take_idle(source.needed_bytes - spare)
             if idle is None:

@@ -25,11 +25,7 @@ from .refusals import RefusedError, ShutdownError, one_line, without_folders, wr
 
 
 class Served:
-    """A model that many requests use, each in a thread of anyio's.
-
-    Attributes:
-        shutting_down: set it to cancel all requests.
-    """
+    """A model that many requests use, each in a thread of anyio's."""
 
     def __init__(self, model: Model, name: str, limits: Limits) -> None:
         self._model = model

@@ -144,12 +144,7 @@ def written(
     events: Callable[[Written], Iterator[Any]],
     keep_alive: float | None = None,
 ) -> Response:
-    """Return the response to a request in a dialect.
-
-    Args:
-        whole: returns the JSON.
-        events: returns the events of a stream.
-    """
+    """Return the response to a request: the JSON of `whole`, or the stream of `events`."""
     source = models_of(request).find(name, embeds=False)
 
     def stream(model: ServedModel, sent: Events) -> None:

@@ -79,10 +79,9 @@ def _create(folder: Path, prefix: str) -> tuple[IO[bytes], Path]:
 
 
 def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
-    """Lock a file until it is closed or the process ends; a `shared` lock excludes writers only.
+    """Lock a file until it is closed; return False if another process holds the lock.
 
-    Returns:
-        False if another process holds the lock. True on a file system without locks.
+    A `shared` lock excludes writers only. File systems without locks count as locked.
     """
     kind = LockFlags.SHARED if shared else LockFlags.EXCLUSIVE
     try:

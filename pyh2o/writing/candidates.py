@@ -13,11 +13,7 @@ _CANDIDATE = np.dtype([("id", np.intc), ("logit", np.single), ("p", np.single)],
 
 
 class Candidates:
-    """All tokens of a vocabulary with their logits.
-
-    Attributes:
-        logits: [n_vocab]; valid until a sampler sorts the candidates.
-    """
+    """All tokens of a vocabulary with [n_vocab] logits, valid until a sampler sorts them."""
 
     def __init__(self, logits: npt.NDArray[np.single]) -> None:
         """Copy the logits; [n_vocab]."""

@@ -40,11 +40,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Content:
-    """The next part of the text, empty for a token without text.
-
-    Attributes:
-        logprobs: log probabilities of the tokens since the previous event, if requested.
-    """
+    """The next part of the text, empty for a token without text."""
 
     text: str = ""
     sampled: int = 0
@@ -80,11 +76,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Done:
-    """The last event of an answer.
-
-    Attributes:
-        stop: the stop string of the request that ended the text, or None.
-    """
+    """The last event of an answer, with the stop string of the request that ended it."""
 
     reason: str
     usage: Usage

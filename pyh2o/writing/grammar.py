@@ -85,11 +85,7 @@ class Grammar:
         return cls(f"start: {written}", field=field).checked(written)
 
     def checked(self, source: str) -> Grammar:
-        """Return this grammar after validation.
-
-        Args:
-            source: text that the grammar was made of.
-        """
+        """Return this grammar after validation; `source` is the text that it was made of."""
         try:
             n_bytes = len(source.encode())
         except UnicodeEncodeError:
@@ -141,11 +137,7 @@ class GrammarMatcher:
         self._check()
 
     def mask(self, candidates: Candidates) -> None:
-        """Set the logits of tokens that may not come next to minus infinity.
-
-        Raises:
-            GrammarError: no token is left, or the computation exceeds llguidance's limits.
-        """
+        """Set the logits of tokens that may not come next to minus infinity."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
         logits = candidates.logits

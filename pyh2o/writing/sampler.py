@@ -89,12 +89,7 @@ class Sampler:
             self._grammar = GrammarMatcher(model, grammar_of(grammar))
 
     def sample(self, logits: LogitsArray, tokens: npt.NDArray[np.intc]) -> int:
-        """Sample a token.
-
-        Args:
-            logits: [n_vocab].
-            tokens: text so far, for the processor and DRY; [n_tokens].
-        """
+        """Sample a token from [n_vocab] logits after the text so far, for the processor and DRY."""
         check_logits(logits)
         candidates = Candidates(logits)
         if self._processor is not None:
