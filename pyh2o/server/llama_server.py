@@ -205,10 +205,7 @@ async def _props(request: Request, model: str | None = None) -> Response:
             "chat_template": model.metadata.get("tokenizer.chat_template", ""),
             "bos_token": _special_text(model, model.token_bos()),
             "eos_token": _special_text(model, model.native.token_eos()),
-            "modalities": {
-                "vision": model.projector is not None and model.projector.sees,
-                "audio": model.projector is not None and model.projector.hears,
-            },
+            "modalities": {"vision": served.senses["sees"], "audio": served.senses["hears"]},
             "build_info": f"pyh2o {__version__}",
         }
 

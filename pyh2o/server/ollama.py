@@ -14,7 +14,6 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import AliasChoices, BeforeValidator, Field
 
-from ..core.model import Model
 from ..errors import PictureError
 from ..writing.logprobs import chat_logprobs
 from ..writing.pictures import picture_of
@@ -347,7 +346,6 @@ def _details(family: str) -> dict[str, Any]:
 @ollama_routes.post("/api/show")
 async def _show(request: Request, body: _Model) -> Response:
     def work(served: AnyModel) -> dict[str, Any]:
-        embeds = isinstance(served, EmbeddingModel)
         model = served.embedder if isinstance(served, EmbeddingModel) else served.engine.model
         kind = model.metadata.get("general.architecture", "")
         general = {k: v for k, v in model.metadata.items() if k.startswith("general.")}
@@ -358,15 +356,17 @@ async def _show(request: Request, body: _Model) -> Response:
             "modified_at": NO_DATE,
             "details": _details(kind),
             "model_info": {**general, f"{kind}.context_length": served.longest_prompt},
-            "capabilities": ["embedding"] if embeds else _capabilities(model),
+            "capabilities": _capabilities(served),
         }
 
     return JsonAnswer(request, models_of(request).find(body.model), work)
 
 
-def _capabilities(model: Model) -> list[str]:
-    sees = model.projector is not None and model.projector.sees
-    return ["completion", *model.chat.abilities, *(["vision"] if sees else [])]
+def _capabilities(served: AnyModel) -> list[str]:
+    if isinstance(served, EmbeddingModel):
+        return ["embedding"]
+    vision = ["vision"] if served.senses["sees"] else []
+    return ["completion", *served.engine.model.chat.abilities, *vision]
 
 
 @ollama_routes.get("/api/version")

@@ -76,6 +76,13 @@ class ServedModel(Served):
         return self.engine.stored.bytes + archives
 
     @property
+    def senses(self) -> dict[str, bool]:
+        """Whether the model takes pictures ("sees") and sound ("hears")."""
+        projector = self._model.projector
+        names = ("sees", "hears")
+        return {name: projector is not None and getattr(projector, name) for name in names}
+
+    @property
     def prompt_tokens(self) -> int:
         return self.engine.usage.prompt
 
