@@ -24,7 +24,7 @@ class Terminal:
         self._wrapping = Wrapping()
 
     def write(self, text: str) -> None:
-        """Write text to stdout and flush it, or raise an OSError (a BrokenPipeError as it is)."""
+        """Write text to stdout and flush it; an OSError names the standard output."""
         if not text:
             return
         self._in_line = False  # if writing fails, there is no line to end

@@ -311,7 +311,7 @@ class KVCache:
         return bool(llama_cpp.llama_memory_seq_rm(memory, self._seq_id, n_tokens, -1))
 
     def clear(self, *, alone: bool, zero: bool) -> None:
-        """Remove all rows; `alone` clears the whole context, `zero` overwrites rows with NaN."""
+        """Remove all rows; `alone`: the context has no other sequence; `zero`: overwrite NaN."""
         memory = llama_cpp.llama_get_memory(self._address)
         if memory is None:
             return

@@ -124,7 +124,7 @@ def is_unknown_cache(status: int) -> bool:
 
 
 def few_tokens(context_address: int) -> int:
-    """Return the largest batch that attention rounds query by query; 0 if all round alike."""
+    """Return the largest batch whose attention is computed query by query; 0 if there is none."""
     n: int = lib.llama_h2o_n_few(context_of(context_address))
     return 0 if n == lib.LLAMA_H2O_ERR_NOT_ATTACHED else check(n)
 
