@@ -28,6 +28,9 @@ class ArchiveFile:
     Args:
         kv: an empty cache with recall.
         path: file to use until a session is saved or loaded; None for memory.
+
+    Raises:
+        SettingsError: the file cannot be used.
     """
 
     def __init__(self, kv: KVCache, path: str | os.PathLike[str] | None) -> None:
@@ -97,6 +100,7 @@ class ArchiveFile:
         """Save the archive while the block writes a session file with a state.
 
         Args:
+            session: the session file.
             portable: whether to put all of the archive into the state.
 
         Yields:
@@ -130,7 +134,11 @@ class ArchiveFile:
         return True
 
     def _begin(self, target: Path) -> None:
-        """Continue in a new file; after an error nothing is changed."""
+        """Continue in a new file.
+
+        Raises:
+            NativeError: the file cannot be written; nothing is changed.
+        """
         path, text = new_name(target), secrets.token_bytes(ID_BYTES)
         self._open(path, text)
         self._path, self._target, self._id, self._is_saved = path, target, text, False
@@ -145,7 +153,11 @@ class ArchiveFile:
         self.remove_unsaved()
 
     def _open_copy(self, file: Path, target: Path, text: bytes) -> Path:
-        """Continue in a copy of a file, and return its path; after an error nothing is changed."""
+        """Continue in a copy of a file, and return its path.
+
+        Raises:
+            NativeError, OSError: the copy cannot be written or opened; nothing is changed.
+        """
         copied = new_name(target)
         try:
             shutil.copyfile(file, copied)
@@ -162,6 +174,7 @@ class ArchiveFile:
         After that, `error` reports rows that are missing.
 
         Args:
+            session: the session file.
             text: the ID that `saving` yielded.
         """
         self.leave()

@@ -47,7 +47,10 @@ class KVCache:
     Callers hold the lock of the context (see `Text.lock`). Without eviction, pinning does nothing.
 
     Args:
+        context_address: address of the `llama_context`.
+        seq_id: the sequence.
         limits: the budget that `attach` returned, or the window of a full cache.
+        evicting: whether rows are evicted.
 
     Attributes:
         position_limit: maximum number of tokens of a text.
@@ -85,12 +88,17 @@ class KVCache:
         )
 
     def rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """Return positions and scores of a layer's rows (see `Llama.kv_rows`)."""
+        """Return positions and scores of a layer's rows (see `Llama.kv_rows`).
+
+        Raises:
+            NativeError: no such layer, or eviction is not attached.
+        """
         counters = self.counters()
         n_used, n_layer = counters.n_used, counters.n_layer
         if n_layer and not 0 <= layer < n_layer:
             raise NativeError(
-                lib.LLAMA_H2O_ERR_ARGUMENT, f"layer {layer} is out of range (0 to {n_layer - 1})"
+                lib.LLAMA_H2O_ERR_ARGUMENT,
+                f"layer {layer} is out of range (0 to {n_layer - 1})",
             )
         n_head_kv = check(lib.llama_h2o_get_rows(*self._text, layer, 0, ffi.NULL, ffi.NULL))
         positions = np.empty((n_head_kv, n_used), dtype=np.int32)
@@ -114,6 +122,7 @@ class KVCache:
         return weights
 
     def reset_found(self) -> None:
+        """Reset the counters of `found`."""
         if self.limits.recall:
             check(lib.llama_h2o_forget_found(*self._text))
 
@@ -199,6 +208,7 @@ class KVCache:
 
         Args:
             n_tokens: tokens of the text in the cache.
+            n_batch: maximum tokens of a batch.
         """
         if not self.evicting:
             return n_batch
@@ -217,7 +227,12 @@ class KVCache:
 
     @contextlib.contextmanager
     def making_room(self, n_new: int) -> Iterator[None]:
-        """Enlarge the cache inside the block to hold `n_new` more tokens, if prefill is "exact"."""
+        """Enlarge the cache inside the block to hold `n_new` more tokens, if prefill is "exact".
+
+        Raises:
+            SettingsError: they need more memory than `prefill_mib` or than is free, or more
+                positions than the model was trained on.
+        """
         if self._enlarged and not self._makes_room:
             self.shrink()  # it failed before
         is_exact = self.evicting and self.limits.settings.prefill == "exact"
@@ -264,12 +279,20 @@ class KVCache:
             )
 
     def enlarge(self, n_cells: int) -> None:
-        """Enlarge the cache to at least `n_cells` cells, and evict nothing until `shrink`."""
+        """Enlarge the cache to at least `n_cells` cells, and evict nothing until `shrink`.
+
+        Raises:
+            NativeError: out of memory; nothing is changed.
+        """
         check(lib.llama_h2o_enlarge(self._text[0], n_cells))
         self._enlarged = True
 
     def shrink(self) -> None:
-        """Undo `enlarge`, with a compaction if the rows do not fit."""
+        """Undo `enlarge`, with a compaction if the rows do not fit.
+
+        Raises:
+            NativeError: out of memory; the text remains in the larger cache.
+        """
         check(lib.llama_h2o_shrink(self._text[0]))
         self._enlarged = False
 
@@ -283,6 +306,9 @@ class KVCache:
         Removing the tail down to exactly a mark restores them, so that the text continues bit for
         bit as if the tail had never existed. The last few marks are kept. Compactions, re-bases,
         clearing, loading a state and `enlarge` delete all marks; removing a tail deletes its marks.
+
+        Raises:
+            NativeError: out of memory.
         """
         if self.evicting:
             check(lib.llama_h2o_mark(*self._text))
@@ -292,7 +318,12 @@ class KVCache:
         return check(lib.llama_h2o_marked(*self._text, n_tokens))
 
     def reusable_prefix(self, n_common: int, n_tokens: int) -> int:
-        """Return the length to shorten the text to so that another text can continue it exactly."""
+        """Return the length to shorten the text to so that another text can continue it exactly.
+
+        Args:
+            n_common: length of the common prefix of both texts.
+            n_tokens: tokens of the text in the cache.
+        """
         if not self.evicting or n_common == n_tokens:
             return n_tokens  # a full cache drops its tail with the next evaluation
         # Without a mark, the scores would include the attention of removed tokens.
@@ -311,7 +342,12 @@ class KVCache:
         return bool(llama_cpp.llama_memory_seq_rm(memory, self._seq_id, n_tokens, -1))
 
     def clear(self, *, alone: bool, zero: bool) -> None:
-        """Remove all rows; `alone`: the context has no other sequence; `zero`: overwrite NaN."""
+        """Remove all rows.
+
+        Args:
+            alone: whether the context has no other sequence.
+            zero: whether to overwrite them with 0, because some are NaN.
+        """
         memory = llama_cpp.llama_get_memory(self._address)
         if memory is None:
             return
@@ -327,7 +363,11 @@ class KVCache:
     # ---------------------------------------------------------------------------------------------
 
     def state(self, header: bytes = b"") -> mmap:
-        """Return a header and the state of the cache (see `Text.kv_state`)."""
+        """Return a header and the state of the cache (see `Text.kv_state`).
+
+        Raises:
+            StateError: llama.cpp failed.
+        """
         size = llama_cpp.llama_state_seq_get_size(self._address, self._seq_id)
         if size:
             try:
@@ -342,7 +382,11 @@ class KVCache:
         raise StateError("llama.cpp failed to save the KV cache: see its log with verbose=True")
 
     def load_state(self, data: bytes | mmap, n_tokens: int, n_header: int = 0) -> None:
-        """Load the state of a text of `n_tokens` tokens into an empty sequence."""
+        """Load the state of a text of `n_tokens` tokens into an empty sequence.
+
+        Raises:
+            StateError: the state does not fit the model, its settings or the text.
+        """
         source = np.frombuffer(data, np.uint8, offset=n_header)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         n = llama_cpp.llama_state_seq_set_data(self._address, pointer, len(source), self._seq_id)
@@ -376,7 +420,11 @@ class KVCache:
         check(lib.llama_h2o_archive_close(*self._text))
 
     def flush_archive(self) -> None:
-        """Write the archive to disk, so that it survives a power cut."""
+        """Write the archive to disk, so that it survives a power cut.
+
+        Raises:
+            NativeError: the file could not be written completely.
+        """
         self._check_archive(lib.llama_h2o_archive_flush(*self._text))
 
     def archive_in_states(self, whole: bool) -> None:

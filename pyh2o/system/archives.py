@@ -1,4 +1,4 @@
-"""Names of the archive files of sessions."""
+"""Names of the files in which the archives of sessions lie."""
 
 from __future__ import annotations
 
@@ -13,31 +13,39 @@ from .files import remove_unlocked
 SUFFIX = ".archive"
 _NEW = ".new"
 
-# Offset and size of the text ID in the file (native/src/recall/h2o-archive-file.cpp).
+# Where such a file says which text it is of (native/src/recall/h2o-archive-file.cpp).
 _ID_OFFSET, ID_BYTES = 40, 16
 
 
 def of_session(session: str | Path) -> Path:
-    """Return the path of the archive file of a session, which may not exist."""
+    """The file that the archive of a session lies in, if it has one."""
     path = Path(os.path.realpath(session))
     return path.with_name(path.name + SUFFIX)
 
 
 def remove_of_session(session: str | Path) -> None:
+    """Remove the archive of a session.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
     target = of_session(session)
     target.unlink(missing_ok=True)
     remove_leftovers(target)
 
 
 def give_to(session: str | Path, other: str | Path) -> None:
-    """Link or copy the archive of a session for another, new session.
+    """Let the archive of a session be that of another one, too, which is not there yet.
 
-    A program that was killed right after it saved the session has left a temporary name.
+    A program that was killed right after the session was saved has left it another name.
+
+    Raises:
+        OSError: that failed.
     """
     source, target = of_session(session), of_session(other)
     for path in filter(Path.is_file, [source, *_new_files(source)]):
         given = target.with_name(f"{target.name}{path.name.removeprefix(source.name)}")
-        given.unlink(missing_ok=True)  # of a removed session
+        given.unlink(missing_ok=True)  # of a session that somebody has removed without it
         try:
             os.link(path, given)
         except OSError:  # a file system without hard links
@@ -45,7 +53,7 @@ def give_to(session: str | Path, other: str | Path) -> None:
 
 
 def new_name(target: Path) -> Path:
-    """Return a temporary name for an archive, until its session is saved."""
+    """A name for a file until a session is saved that needs it."""
     return target.with_name(f"{target.name}.{secrets.token_hex(4)}{_NEW}")
 
 
@@ -54,12 +62,19 @@ def _new_files(target: Path) -> list[Path]:
 
 
 def find(target: Path, text: str) -> Path | None:
-    """Return the file with the archive of a text ID, `target` or a temporary name; or None."""
+    """The file that has the archive of a session, or None.
+
+    A program that was killed right after the session was saved has left it the other name.
+
+    Args:
+        target: where it lies otherwise (`of_session`).
+        text: which it is of, as the session says it.
+    """
     return next((path for path in [target, *_new_files(target)] if _id_of(path) == text), None)
 
 
 def _id_of(path: Path) -> str:
-    """Return the text ID in a file, in hexadecimal digits; "" if it cannot be read."""
+    """Of which text a file says it is, in hexadecimal digits; "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(_ID_OFFSET)
@@ -69,5 +84,5 @@ def _id_of(path: Path) -> str:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove temporary names of an archive that no running process has open."""
+    """Remove other names of an archive that no living process has open."""
     remove_unlocked(_new_files(target))
