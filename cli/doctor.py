@@ -50,12 +50,7 @@ _NVIDIA = Path("/sys/module/nvidia/version")
 
 @dataclass
 class Report:
-    """The report.
-
-    Attributes:
-        entries: lines by label.
-        problems: one line each, with cause and remedy.
-    """
+    """A report: lines by label, and a line for each problem with cause and remedy."""
 
     entries: dict[str, list[str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)

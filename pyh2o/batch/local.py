@@ -26,21 +26,12 @@ class _StoppedError(BaseException):
 
 
 class LocalRunner:
-    """Answers requests in this process.
-
-    Attributes:
-        model: fields of the model file's `ModelIdentity`.
-        settings: settings of each cache, from `settings_identity`.
-    """
+    """Answers requests in this process."""
 
     def __init__(
         self, engine: Engine, requests: Sequence[BatchRequest], defaults: RequestDefaults
     ) -> None:
-        """Prepare to answer these requests, one per slot at a time.
-
-        Raises:
-            SessionError: the model file does not exist any more.
-        """
+        """Prepare to answer these requests, one per slot at a time."""
         self.model = vars(model_identity(engine.model))
         self.settings = settings_identity(engine.model)
         self._engine = engine

@@ -34,7 +34,6 @@ class Answer:
     Iterate over it for its events; iteration computes the answer and may stop at any event.
 
     Attributes:
-        usage: tokens used so far.
         prompt_tokens, tokens: tokens of the prompt and of the answer, without dropped reasoning.
         generation: its token loop.
         resumed: events of the tokens in `before`.
@@ -59,19 +58,11 @@ class Answer:
 
         Args:
             text: the prompt replaces its contents, except for a common prefix.
-            request: the request.
-            prompt: the request's prompt, from `prepare`.
             usage: usage of the prompt; None to count its tokens.
             before: first tokens of the answer, if it was stopped earlier and is continued.
             watch: called with each new token; returns a finish reason or None.
             keep_dropped: whether the client may drop parts of this text from later prompts.
-            drafts: guesses how tokens continue (see `Writer`).
             check: called after each token; its errors end the answer.
-
-        Raises:
-            ContextLimitError: the prompt leaves no position for an answer.
-            GrammarError: the grammar is invalid or too large.
-            ValueError: the prompt has no tokens, or a token of the bias is out of range.
         """
         self._text, self._request, self._prompt = text, request, prompt
         self._keep_dropped, self._drafts, self._check = keep_dropped, drafts, check
@@ -277,17 +268,11 @@ class Answer:
 
 
 def sampled(
-    text: Text,
-    writer: Writer,
-    unread: Sequence[int],
-    criteria: StoppingCriteria | None = None,
+    text: Text, writer: Writer, unread: Sequence[int], criteria: StoppingCriteria | None = None
 ) -> Generator[int, Sequence[int] | None, None]:
     """Read tokens, then yield sampled tokens until the stopping criteria end the text.
 
     Tokens sent to the generator are handled as in `Writer.write`.
-
-    Raises:
-        BusyError: the text was changed between two tokens.
     """
     n_text = text.n_tokens + len(unread)
     sent: Sequence[int] | None = None

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import collect_texts
-from collect_texts import KINDS, NOVEL, Files, MissingError
+from research.eval import collect_texts
+from research.eval.collect_texts import KINDS, NOVEL, Files, MissingError
 
 
 def write(root: Path, name: str, data: str | bytes) -> Files:
