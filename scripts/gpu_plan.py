@@ -24,16 +24,17 @@ BACKGROUND = 180  # seconds for a task alongside the steps
 
 @dataclass(frozen=True)
 class Check:
-    """A line of the table."""
+    """One line of the table; a remark replaces the verdict."""
 
     name: str
     result: str
     must: str = ""
     passed: bool = True
+    remark: str = ""
 
     @property
     def line(self) -> str:
-        mark = "" if self.passed else "**failed**"
+        mark = self.remark or ("" if self.passed else "**failed**")
         return f"| {self.name} | {self.result} | {self.must} | {mark} |"
 
 
