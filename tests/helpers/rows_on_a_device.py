@@ -16,6 +16,7 @@ Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py mock MODEL transfers POLICY OTHER_MODEL
        rows_on_a_device.py mock MODEL crossing KV_TYPE
        rows_on_a_device.py mock MODEL ring
+       rows_on_a_device.py mock|queueing MODEL shortened
        rows_on_a_device.py mock MODEL pinned
        rows_on_a_device.py queueing MODEL waiting RECALL
        rows_on_a_device.py mock MODEL notes
@@ -629,6 +630,51 @@ def compare_ring_with_host(device: str, path: str) -> None:
         context.close()
 
 
+def compare_shortened_with_anew(device: str, path: str) -> None:
+    """Check that a shortened text never retrieves copies of rows after its new end.
+
+    The device has memory for copies of four pages. The oracle reads the same text anew without
+    copies, with the same kernels.
+    """
+    settings = {"hh": 88, "recent": 24, "slack": 40, "recall": 64, "n_ctx": 256}
+    settings |= {"recall_type": "f32", **devices(device), "flash_attn": True}
+    rng = np.random.default_rng(14)
+    text, removed, added = (random_tokens(rng, n) for n in (760, 400, 200))
+
+    def reset(llm: Llama) -> None:
+        llm.eval(removed)
+        llm.reset()
+        llm.eval(text)
+
+    def load_state(llm: Llama) -> None:
+        state = llm.kv_state()
+        llm.eval(removed)
+        llm.load_kv_state(state, text)
+
+    def remove_tail(llm: Llama) -> None:
+        llm.text.cache.mark()
+        llm.eval(removed[:8])
+        assert llm.text.remove_tail(len(text))
+
+    def results(n_copies: int, *changes: Callable[[Llama], None]) -> list[FloatArray]:
+        os.environ["MOCK_FREE"] = str(2**30 + n_copies * 2**15)
+        with made(path, **settings) as llm:
+            llm.eval(text)
+            for change in changes:
+                change(llm)
+            llm.text.cache.reset_found()
+            for size in (190, *[1] * 10):
+                llm.eval(added[llm.n_tokens - len(text) :][:size])
+            found = llm.text.cache.found(llm.n_tokens)
+            assert np.flatnonzero(found)[0] < len(text) - 4 * 128  # a row without a copy
+            return [llm.scores[len(text) : llm.n_tokens].copy(), found, *llm.kv_rows(0)]
+
+    anew = results(0)
+    for change in (load_state, reset):
+        for mine, expected in zip(results(4, change, remove_tail), anew, strict=True):
+            np.testing.assert_array_equal(mine, expected)
+
+
 def compare_without_pinned_memory(device: str, path: str) -> None:
     """The CPU searches from the first row without memory on, and retrieves the same rows."""
     settings = {"hh": 24, "recent": 16, "slack": 40, "recall": 20, "n_ctx": N_POS}
@@ -807,6 +853,7 @@ if __name__ == "__main__":
         "transfers": count_transfers,
         "crossing": count_what_crosses,
         "ring": compare_ring_with_host,
+        "shortened": compare_shortened_with_anew,
         "pinned": compare_without_pinned_memory,
         "waiting": compare_with_waiting,
         "notes": check_notes,
