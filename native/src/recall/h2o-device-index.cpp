@@ -159,7 +159,7 @@ void llama_h2o_device_index::write_near(
     const auto & text  = index.text(texts.layers[i]);
 
     const uint32_t end = index.first_page() + text.n_pages;
-    for (uint32_t page = std::max(index.first_page() + first, near_begin); page < end && n_near > 0; ++page) {
+    for (uint32_t page = std::max(index.first_page() + first, end - n_copied(text.n_pages)); page < end; ++page) {
         const size_t slot = page % n_near;
         for (size_t k = 0; k < layer.searching.size(); ++k) {
             const char * rows = archive.shared(page) + text.keys[layer.searching[k]];
@@ -222,10 +222,6 @@ void llama_h2o_device_index::update(
     }
     ggml_backend_tensor_set(pages, shared.data(), 0, n_pages * sizeof(const char *));
 
-    // if the text has become shorter, later pages have overwritten older ones in the ring
-    near_begin =
-            std::max(first_changed == 0 ? 0 : near_begin, index.first_page() + n_pages - std::min(n_pages, n_near));
-
     std::vector<uint64_t> hidden;
     for (size_t i = 0; i < layers.size(); ++i) {
         const auto & text = index.text(texts.layers[i]);
@@ -265,13 +261,12 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
         to.first_slot  = index.first_page() % max_pages;
         to.max_pages   = max_pages;
         to.pages       = static_cast<const char * const *>(pages->data);
-        to.first_near  = text.n_pages;
+        to.first_near  = text.n_pages - n_copied(text.n_pages);
         if (n_near > 0) {
-            to.first_near = std::max(near_begin, index.first_page()) - index.first_page();
-            to.near_slot  = index.first_page() % n_near;
-            to.n_near     = n_near;
-            to.nb_near    = layers[i].near->nb[2];
-            to.near       = static_cast<const char *>(layers[i].near->data);
+            to.near_slot = index.first_page() % n_near;
+            to.n_near    = n_near;
+            to.nb_near   = layers[i].near->nb[2];
+            to.near      = static_cast<const char *>(layers[i].near->data);
         }
         to.codes      = static_cast<const char *>(layers[i].codes->data);
         to.hidden     = static_cast<const uint64_t *>(layers[i].hidden->data);

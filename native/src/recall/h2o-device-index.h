@@ -81,8 +81,7 @@ private:
     // rows of as many of the newest pages as fit in device memory
     ggml_context_ptr near_ctx;
     ggml_backend_buffer_ptr near_buffer;
-    uint32_t n_near     = 0;
-    uint32_t near_begin = 0; // first page of the text whose rows are up to date there
+    uint32_t n_near = 0;
 
     bool is_full      = false; // device memory is short
     bool has_searched = false; // since collect()
@@ -92,6 +91,8 @@ private:
     std::vector<llama_h2o_device_text> written_texts;
     std::vector<llama_h2o_device_text::head> written_heads;
 
+    // number of pages with rows there, of a text of n_pages
+    uint32_t n_copied(uint32_t n_pages) const { return n_pages < n_near ? n_pages : n_near; }
     bool fits(const llama_h2o_index & index) const;
     bool allocate(const llama_h2o_index & index);
     void allocate_near(const llama_h2o_archive & archive);
