@@ -22,7 +22,7 @@
 
 #include <sys/mman.h>
 
-// Counters of host copies from and to device memory.
+// Counters of host copies from and to device memory. The numbers do not include asynchronous copies.
 extern "C" {
 std::atomic<uint64_t> bytes_read, n_reads, bytes_written, n_writes;
 // Replayed graphs, and those of them that were not compared with the recorded one.
@@ -278,7 +278,6 @@ void get_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, 
         return GGML_STATUS_SUCCESS;
     });
     bytes_read += size;
-    n_reads    += 1;
     if (!is_queued) {
         synchronize(backend);
     }
