@@ -296,9 +296,8 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
     const auto write = [&](ggml_tensor * tensor, size_t offset, auto & written, auto && data) {
         const size_t size = data.size() * sizeof(data[0]);
         if (written.size() != data.size() || std::memcmp(written.data(), data.data(), size) != 0) {
-            ggml_backend_synchronize(backend);
-            ggml_backend_tensor_set(tensor, data.data(), offset, size);
             written = data;
+            ggml_backend_tensor_set_async(backend, tensor, written.data(), offset, size);
         }
     };
     write(texts.tensor, s * texts.tensor->nb[1], written_texts, now);

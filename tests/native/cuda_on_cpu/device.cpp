@@ -283,6 +283,20 @@ void get_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, 
     }
 }
 
+// The host may change the data afterwards, as CUDA copies memory that is not pinned.
+void set_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    const auto * from = static_cast<const char *>(data);
+    enqueue(stream_of(backend),
+            [to = static_cast<char *>(tensor->data) + offset, kept = std::vector(from, from + size)] {
+                std::memcpy(to, kept.data(), kept.size());
+                return GGML_STATUS_SUCCESS;
+            });
+    bytes_written += size;
+    if (!is_queued) {
+        synchronize(backend);
+    }
+}
+
 // Rounds a factor to ten bits for the duration of a product.
 struct rounded {
     explicit rounded(ggml_tensor * tensor) : tensor(tensor), data(tensor->data), words(ggml_nbytes(tensor) / 4) {
@@ -463,6 +477,7 @@ ggml_backend_t make_backend(ggml_backend_dev_t dev, const char *) {
     functions.free             = free_backend;
     functions.graph_compute    = compute;
     functions.synchronize      = synchronize;
+    functions.set_tensor_async = set_async;
     functions.get_tensor_async = get_async;
 
     ggml_backend_t on_cpu = ggml_backend_dev_init(cpu(), nullptr);
