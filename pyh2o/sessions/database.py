@@ -1,0 +1,596 @@
+"""Conversations and stories in a SQLite database.
+
+The messages of a text are a tree: a replaced answer, an edited message and what `undo` or `clear`
+removes stay as branches, and only the head of the text moves. Rows are deleted only with the text.
+Everything that was typed or sampled is here; the KV cache is a separate file (kv_file.py) that can
+be rebuilt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import SessionError
+from ..writing.finish import FINISH_INTERRUPTED
+
+CONVERSATION, STORY = "conversation", "story"
+
+_APPLICATION = int.from_bytes(b"h2oc", "big")
+_VERSION = 1
+_BUSY_SECONDS = 30.0
+# Characters of a snippet before the first match, and in all.
+_BEFORE, _SNIPPET = 32, 80
+# Minimum length of a word in the trigram index.
+_TRIGRAM = 3
+
+_SCHEMA = """
+CREATE TABLE texts (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL,
+    title TEXT NOT NULL UNIQUE,
+    created REAL NOT NULL,
+    changed REAL NOT NULL,
+    settings TEXT NOT NULL DEFAULT '{}',
+    head INTEGER,
+    replaced TEXT NOT NULL DEFAULT '[]',
+    n_messages INTEGER NOT NULL DEFAULT 0,
+    n_tokens INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE messages (
+    id INTEGER PRIMARY KEY,
+    text INTEGER NOT NULL REFERENCES texts (id) ON DELETE CASCADE,
+    -- no cascade: SQLite limits its depth to 1000
+    parent INTEGER REFERENCES messages (id) DEFERRABLE INITIALLY DEFERRED,
+    created REAL NOT NULL,
+    user TEXT NOT NULL,
+    answer TEXT NOT NULL,
+    finish TEXT,
+    attempt INTEGER NOT NULL,
+    n_before INTEGER NOT NULL,
+    tokens BLOB NOT NULL,
+    about TEXT NOT NULL
+);
+CREATE INDEX children ON messages (parent, text);
+CREATE INDEX messages_of_text ON messages (text);
+CREATE TABLE pictures (hash TEXT PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE imported (file TEXT PRIMARY KEY);
+CREATE VIRTUAL TABLE found USING fts5 (
+    user, answer, content = messages, content_rowid = id, tokenize = trigram
+);
+CREATE TRIGGER added AFTER INSERT ON messages BEGIN
+    INSERT INTO found (rowid, user, answer) VALUES (new.id, new.user, new.answer);
+END;
+CREATE TRIGGER removed AFTER DELETE ON messages BEGIN
+    INSERT INTO found (found, rowid, user, answer)
+    VALUES ('delete', old.id, old.user, old.answer);
+END;
+CREATE TRIGGER changed AFTER UPDATE ON messages
+WHEN old.user IS NOT new.user OR old.answer IS NOT new.answer BEGIN
+    INSERT INTO found (found, rowid, user, answer)
+    VALUES ('delete', old.id, old.user, old.answer);
+    INSERT INTO found (rowid, user, answer) VALUES (new.id, new.user, new.answer);
+END;
+"""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message with its answer, or a passage of a story.
+
+    Attributes:
+        user: the message; "" for a passage.
+        answer: text of the answer or passage.
+        finish: finish reason; None while the answer is generated.
+        attempt: number of earlier answers to the message.
+        n_before: number of tokens before those of the answer.
+        tokens: tokens of the message and the answer, little-endian int32.
+        about: other fields, as JSON values.
+    """
+
+    user: str
+    answer: str
+    finish: str | None = None
+    attempt: int = 0
+    n_before: int = 0
+    tokens: bytes = b""
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def answer_tokens(self) -> bytes:
+        """The tokens of the answer."""
+        return self.tokens[4 * self.n_before :]
+
+    def replaces(self, stored: Message) -> bool:
+        """Return whether this is a newer version of a stored answer to the same message."""
+        # tokens of a stop string at the end of an answer in progress are dropped
+        return stored.finish is None or self.answer_tokens.startswith(stored.answer_tokens)
+
+
+_FIELDS = ", ".join(each.name for each in fields(Message))
+
+
+def packed(tokens: Sequence[int]) -> bytes:
+    """Return tokens as bytes of a `Message`."""
+    return np.asarray(tokens, "<i4").tobytes()
+
+
+def unpacked(tokens: bytes) -> list[int]:
+    """Return tokens from bytes of a `Message`."""
+    unpacked: list[int] = np.frombuffer(tokens, "<i4").tolist()
+    return unpacked
+
+
+@dataclass(frozen=True)
+class TextInfo:
+    """A text in a list.
+
+    Attributes:
+        id: unique in the database; never used again.
+        kind: "conversation" or "story".
+        created, changed: times in seconds since 1970.
+        settings: what `Database.write` was given.
+        n_messages, n_tokens: size of the current path.
+    """
+
+    id: int
+    kind: str
+    title: str
+    created: float
+    changed: float
+    settings: dict[str, Any]
+    n_messages: int
+    n_tokens: int
+
+
+_INFO = ", ".join(each.name for each in fields(TextInfo))
+
+
+@dataclass(frozen=True)
+class Found:
+    """A search result.
+
+    Attributes:
+        text: the text.
+        message: id of the message; None if only the title matches.
+        snippet: the words in their context, in one line.
+    """
+
+    text: TextInfo
+    message: int | None
+    snippet: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The contents of a text.
+
+    Attributes:
+        messages: the path to the head.
+        replaced: replaced answers to the last message, in the order of replacement.
+    """
+
+    info: TextInfo
+    messages: list[Message]
+    replaced: list[Message]
+
+
+class Database:
+    """A database of texts, which several threads and processes may use.
+
+    Args:
+        path: the file; it is created if it does not exist.
+        single: whether it is a session file with one text. Such a file has no second file for
+            SQLite's journal, so it can be copied.
+        read_only: whether it must exist, and is not changed.
+
+    Raises:
+        SessionError: the file cannot be used.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, single: bool = False, read_only: bool = False
+    ) -> None:
+        self.path = Path(path)
+        self._single = single
+        self._lock = threading.RLock()
+        # the current paths of texts that were written: rows and messages
+        self._paths: dict[int, list[tuple[int, Message]]] = {}
+        if read_only and not self.path.exists():
+            raise SessionError(f"there is no session file {path}: check the name")
+        with self._access():
+            if not read_only:  # readable only by the user, and so are SQLite's other files
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._db = sqlite3.connect(
+                f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}",
+                uri=True,
+                timeout=_BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+        try:
+            with self._access():
+                self._prepare(read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, read_only: bool) -> None:
+        self._db.execute("PRAGMA foreign_keys = ON")
+        # With NORMAL, a power cut would lose the commits since the last checkpoint of the journal.
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("PRAGMA fullfsync = ON")
+        if not read_only:
+            if not self._single:
+                self._db.execute("PRAGMA journal_mode = WAL")
+            with self._change():
+                if not self._one("SELECT count(*) FROM sqlite_schema"):
+                    for statement in _statements(_SCHEMA):
+                        self._db.execute(statement)
+                    self._db.execute(f"PRAGMA application_id = {_APPLICATION}")
+                    self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        if self._one("PRAGMA application_id") != _APPLICATION:
+            raise self._foreign()
+        version = self._one("PRAGMA user_version")
+        if version != _VERSION:
+            raise SessionError(
+                f"{self.path} has format version {version}, and this pyh2o reads {_VERSION}: use "
+                "the pyh2o that wrote it"
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------------------------------------
+    # Texts
+    # ---------------------------------------------------------------------------------------------
+
+    def create(self, kind: str, title: str) -> int:
+        """Add an empty text, and return its id; a number is added to a title that is taken."""
+        with self._change():
+            unused, number = title, 1
+            while self.find(unused) is not None:
+                number += 1
+                unused = f"{title} ({number})"
+            now = time.time()
+            added = self._db.execute(
+                "INSERT INTO texts (kind, title, created, changed) VALUES (?, ?, ?, ?)",
+                (kind, unused, now, now),
+            )
+            assert added.lastrowid is not None
+            return added.lastrowid
+
+    def texts(self) -> list[TextInfo]:
+        """Return all texts, the most recently changed first."""
+        with self._access():
+            rows = self._db.execute(f"SELECT {_INFO} FROM texts ORDER BY changed DESC, id DESC")
+            return [_info(row) for row in rows]
+
+    def info(self, text: int) -> TextInfo:
+        """Return a text without its messages; a SessionError if it was removed."""
+        with self._access():
+            row = self._db.execute(f"SELECT {_INFO} FROM texts WHERE id = ?", (text,)).fetchone()
+        if row is None:
+            raise SessionError(f"the session is no longer in {self.path}: it was removed")
+        return _info(row)
+
+    def find(self, title: str) -> int | None:
+        """Return the id of the text with this title."""
+        found: int | None = self._one("SELECT id FROM texts WHERE title = ?", title)
+        return found
+
+    def rename(self, text: int, title: str) -> None:
+        """Change a title; a SessionError if another text has it."""
+        if self.find(title) not in (None, text):
+            raise SessionError(f"there is a session {title!r}: give another name")
+        with self._change():
+            self._db.execute("UPDATE texts SET title = ? WHERE id = ?", (title, text))
+
+    def remove(self, text: int) -> None:
+        """Delete a text with all its branches, its pictures and its KV cache."""
+        with self._change():
+            self._paths.pop(text, None)
+            self._db.execute("DELETE FROM texts WHERE id = ?", (text,))
+            self._db.execute(
+                "DELETE FROM pictures WHERE NOT EXISTS "
+                "(SELECT 1 FROM messages WHERE instr(user, hash))"
+            )
+        with contextlib.suppress(OSError):
+            self.kv_file(text).unlink(missing_ok=True)
+
+    def copy(self, text: int, other: Database, title: str | None = None) -> int:
+        """Copy a text with all its branches to a database, which may be this one; return its id."""
+        info = self.info(text)
+        with other._change():
+            new = other.create(info.kind, title or info.title)
+            ids: dict[int | None, int | None] = {None: None}
+            for row, parent, created, *values in self._db.execute(
+                f"SELECT id, parent, created, {_FIELDS} FROM messages WHERE text = ? ORDER BY id",
+                (text,),
+            ).fetchall():
+                ids[row] = other._insert(new, ids[parent], created, values)
+            settings, head, replaced = self._db.execute(
+                "SELECT settings, head, replaced FROM texts WHERE id = ?", (text,)
+            ).fetchone()
+            kept = json.dumps([ids[each] for each in json.loads(replaced)])
+            other._db.execute(
+                "UPDATE texts SET settings = ?, head = ?, replaced = ?, n_messages = ?, "
+                "n_tokens = ?, created = ?, changed = ? WHERE id = ?",
+                (settings, ids[head], kept, *astuple(info)[-2:], info.created, info.changed, new),
+            )
+            other._add_pictures(self.pictures(text))
+        return new
+
+    def search(self, words: str) -> list[Found]:
+        """Return messages that contain all of these words, and texts whose title does.
+
+        The most recently changed texts are first. Branches are searched too.
+        """
+        wanted = words.casefold().split()
+        if not wanted:
+            return []
+        indexed = [word for word in wanted if len(word) >= _TRIGRAM]
+        matches = " ".join('"{}"'.format(word.replace('"', '""')) for word in indexed)
+        where = "messages.id IN (SELECT rowid FROM found WHERE found MATCH ?)" if indexed else "1"
+        hits: dict[int, list[tuple[int | None, str]]] = {}
+        with self._access():
+            rows = self._db.execute(
+                f"SELECT text, id, user || '\n' || answer FROM messages WHERE {where} ORDER BY id",
+                (matches,) if indexed else (),
+            )
+            for text, message, content in rows:
+                if _contains(content, wanted):
+                    hits.setdefault(text, []).append((message, _snippet(content, wanted)))
+        return [
+            Found(info, message, snippet)
+            for info in self.texts()
+            for message, snippet in hits.get(
+                info.id, [(None, info.title)] if _contains(info.title, wanted) else []
+            )
+        ]
+
+    def kv_file(self, text: int) -> Path:
+        """Return the path of the KV cache of a text."""
+        if self._single:
+            return self.path.with_name(f"{self.path.name}.kv")
+        return self.path.parent / "cache" / f"{text}.kv"
+
+    # ---------------------------------------------------------------------------------------------
+    # Contents
+    # ---------------------------------------------------------------------------------------------
+
+    def read(self, text: int) -> Contents:
+        """Return a text with the messages from its root to its head."""
+        with self._access():
+            rows = self._db.execute(
+                "WITH RECURSIVE path (id, depth) AS ("
+                " SELECT head, 0 FROM texts WHERE id = ? UNION ALL"
+                " SELECT parent, depth + 1 FROM messages JOIN path USING (id)"
+                f") SELECT {_FIELDS} FROM path JOIN messages USING (id) ORDER BY depth DESC",
+                (text,),
+            ).fetchall()
+            replaced = self._one("SELECT replaced FROM texts WHERE id = ?", text) or "[]"
+            kept = [self.message(each) for each in json.loads(replaced)]
+            return Contents(self.info(text), [_message(row) for row in rows], kept)
+
+    def settle(self, text: int) -> None:
+        """Mark answers that were in progress when a program was killed as interrupted."""
+        with self._change():
+            self._db.execute(
+                "UPDATE messages SET finish = ? WHERE text = ? AND finish IS NULL",
+                (FINISH_INTERRUPTED, text),
+            )
+
+    def message(self, message: int) -> Message:
+        """Return a message by its id, also one of another branch."""
+        with self._access():
+            found = self._db.execute(f"SELECT {_FIELDS} FROM messages WHERE id = ?", (message,))
+            return _message(found.fetchone())
+
+    def pictures(self, text: int) -> dict[str, bytes]:
+        """Return the files of the pictures in a text, by their hashes."""
+        with self._access():
+            rows = self._db.execute(
+                "SELECT hash, data FROM pictures WHERE EXISTS "
+                "(SELECT 1 FROM messages WHERE text = ? AND instr(user, hash))",
+                (text,),
+            )
+            return dict(rows.fetchall())
+
+    def picture(self, key: str) -> bytes | None:
+        """Return the file of a picture by its hash."""
+        found: bytes | None = self._one("SELECT data FROM pictures WHERE hash = ?", key)
+        return found
+
+    def write(
+        self,
+        text: int,
+        messages: Sequence[Message],
+        replaced: Sequence[Message] = (),
+        settings: Mapping[str, Any] | None = None,
+        pictures: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Make messages the current path of a text; other messages stay as branches.
+
+        Args:
+            text: the text.
+            messages: the path from the root to the new head.
+            replaced: replaced answers to the last message.
+            settings: new settings, as JSON values; None for no change.
+            pictures: files of new pictures, by their hashes.
+
+        Raises:
+            SessionError: the disk is full, or the text was removed; nothing is changed.
+        """
+        self.info(text)
+        known = self._paths.pop(text, [])
+        n_same = 0
+        for (_, stored), message in zip(known, messages, strict=False):
+            if stored != message:
+                break
+            n_same += 1
+        with self._change():
+            path = known[:n_same]
+            for message in messages[n_same:]:
+                path.append((self._row_of(text, path[-1][0] if path else None, message), message))
+            head, parent = ([None, None] + [row for row, _ in path])[:-3:-1]
+            kept = [self._row_of(text, parent, answer) for answer in replaced]
+            about = None if settings is None else json.dumps(settings)
+            n_tokens = sum(len(message.tokens) for message in messages) // 4
+            self._db.execute(
+                "UPDATE texts SET head = ?, replaced = ?, n_messages = ?, n_tokens = ?, "
+                "changed = ?, settings = coalesce(?, settings) WHERE id = ?",
+                (head, json.dumps(kept), len(messages), n_tokens, time.time(), about, text),
+            )
+            self._add_pictures(pictures or {})
+        self._paths[text] = path
+
+    def _row_of(self, text: int, parent: int | None, message: Message) -> int:
+        """Return the id of a message, whose row is added or updated."""
+        rows = self._db.execute(
+            f"SELECT id, {_FIELDS} FROM messages WHERE text = ? AND parent IS ? AND user = ? "
+            "AND attempt = ? ORDER BY id DESC",
+            (text, parent, message.user, message.attempt),
+        )
+        for row, *values in rows.fetchall():
+            stored = _message(values)
+            if stored == message:
+                return int(row)
+            # the tokens around an answer depend on the chat template
+            is_same = stored.answer == message.answer
+            if is_same or (message.replaces(stored) and not self._has_children(row)):
+                names = ", ".join(f"{each.name} = ?" for each in fields(Message))
+                self._db.execute(
+                    f"UPDATE messages SET {names} WHERE id = ?", (*_values(message), row)
+                )
+                return int(row)
+        return self._insert(text, parent, time.time(), _values(message))
+
+    def _has_children(self, message: int) -> bool:
+        return self._one("SELECT 1 FROM messages WHERE parent = ? LIMIT 1", message) is not None
+
+    def _insert(self, text: int, parent: int | None, created: float, values: Sequence[Any]) -> int:
+        marks = ", ".join("?" * (3 + len(values)))
+        added = self._db.execute(
+            f"INSERT INTO messages (text, parent, created, {_FIELDS}) VALUES ({marks})",
+            (text, parent, created, *values),
+        )
+        assert added.lastrowid is not None
+        return added.lastrowid
+
+    def _add_pictures(self, pictures: Mapping[str, bytes]) -> None:
+        self._db.executemany("INSERT OR IGNORE INTO pictures VALUES (?, ?)", pictures.items())
+
+    # ---------------------------------------------------------------------------------------------
+    # Imported files
+    # ---------------------------------------------------------------------------------------------
+
+    def is_imported(self, file: str) -> bool:
+        """Return whether a session file of an older pyh2o was imported."""
+        return self._one("SELECT 1 FROM imported WHERE file = ?", file) is not None
+
+    def mark_imported(self, file: str) -> None:
+        """Remember that a file was imported."""
+        with self._change():
+            self._db.execute("INSERT OR IGNORE INTO imported VALUES (?)", (file,))
+
+    # ---------------------------------------------------------------------------------------------
+    # Access
+    # ---------------------------------------------------------------------------------------------
+
+    def _one(self, query: str, *values: Any) -> Any:
+        """Return the first value of the first row, or None."""
+        with self._access():
+            row = self._db.execute(query, values).fetchone()
+        return None if row is None else row[0]
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[None]:
+        """Make the changes of the context in one transaction; it may be nested."""
+        with self._access():
+            is_nested = self._db.in_transaction
+            if is_nested:
+                yield
+                return
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # SQLite ends it itself if the disk is full
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _access(self) -> Iterator[None]:
+        """Exclude other threads; turn errors of SQLite and damaged JSON into a SessionError."""
+        with self._lock:
+            try:
+                yield
+            except SessionError:
+                raise
+            except (sqlite3.Error, OSError, ValueError, TypeError) as error:
+                if "not a database" in str(error):
+                    raise self._foreign() from error
+                reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+                raise SessionError(f"cannot use the session file {self.path}: {reason}") from error
+
+    def _foreign(self) -> SessionError:
+        return SessionError(f"{self.path} is not a session file of pyh2o: check the name")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Yield the statements of a script; `executescript` would end the transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _values(message: Message) -> tuple[Any, ...]:
+    *values, about = astuple(message)
+    return (*values, json.dumps(about))
+
+
+def _message(row: Sequence[Any]) -> Message:
+    user, answer, finish, attempt, n_before, tokens, about = row
+    return Message(user, answer, finish, attempt, n_before, tokens, json.loads(about))
+
+
+def _info(row: Sequence[Any]) -> TextInfo:
+    number, kind, title, created, changed, settings, *sizes = row
+    return TextInfo(number, kind, title, created, changed, json.loads(settings), *sizes)
+
+
+def _contains(content: str, words: Sequence[str]) -> bool:
+    folded = content.casefold()
+    return all(word in folded for word in words)
+
+
+def _snippet(content: str, words: Sequence[str]) -> str:
+    """Return the first word in its context, in one line."""
+    content = " ".join(content.split())
+    # case folding may change the length of a text, but hardly the offset
+    start = max(0, content.casefold().find(words[0]) - _BEFORE)
+    snippet = content[start : start + _SNIPPET]
+    after = "..." if start + _SNIPPET < len(content) else ""
+    return f"{'...' if start else ''}{snippet}{after}"
