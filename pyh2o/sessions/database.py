@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import SessionError
 from ..writing.finish import FINISH_INTERRUPTED
@@ -120,7 +122,7 @@ class Message:
 _FIELDS = ", ".join(each.name for each in fields(Message))
 
 
-def packed(tokens: Sequence[int]) -> bytes:
+def packed(tokens: Sequence[int] | npt.NDArray[Any]) -> bytes:
     """Return tokens as bytes of a `Message`."""
     return np.asarray(tokens, "<i4").tobytes()
 
@@ -178,11 +180,13 @@ class Contents:
     Attributes:
         messages: the path to the head.
         replaced: replaced answers to the last message, in the order of replacement.
+        pictures: files of the pictures in the text, by their hashes.
     """
 
     info: TextInfo
     messages: list[Message]
     replaced: list[Message]
+    pictures: dict[str, bytes] = field(default_factory=dict)
 
 
 class Database:
@@ -212,7 +216,8 @@ class Database:
             if not read_only:  # readable only by the user, and so are SQLite's other files
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
             self._db = sqlite3.connect(
-                f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}",
+                # also to read: an interrupted change is rolled back first
+                f"{self.path.absolute().as_uri()}?mode=rw",
                 uri=True,
                 timeout=_BUSY_SECONDS,
                 isolation_level=None,
@@ -233,7 +238,7 @@ class Database:
         if not read_only:
             if not self._single:
                 self._db.execute("PRAGMA journal_mode = WAL")
-            with self._change():
+            with self.change():
                 if not self._one("SELECT count(*) FROM sqlite_schema"):
                     for statement in _statements(_SCHEMA):
                         self._db.execute(statement)
@@ -264,7 +269,7 @@ class Database:
 
     def create(self, kind: str, title: str) -> int:
         """Add an empty text, and return its id; a number is added to a title that is taken."""
-        with self._change():
+        with self.change():
             unused, number = title, 1
             while self.find(unused) is not None:
                 number += 1
@@ -276,6 +281,19 @@ class Database:
             )
             assert added.lastrowid is not None
             return added.lastrowid
+
+    def add(self, contents: Contents) -> int:
+        """Add a text that was read elsewhere, and return its id."""
+        with self.change():
+            info = contents.info
+            text = self.create(info.kind, info.title)
+            path, pictures = contents.messages, contents.pictures
+            self.write(text, path, contents.replaced, info.settings, pictures)
+            self._db.execute(
+                "UPDATE texts SET created = ?, changed = ? WHERE id = ?",
+                (info.created, info.changed, text),
+            )
+        return text
 
     def texts(self) -> list[TextInfo]:
         """Return all texts, the most recently changed first."""
@@ -296,29 +314,46 @@ class Database:
         found: int | None = self._one("SELECT id FROM texts WHERE title = ?", title)
         return found
 
+    def start_of(self, text: int, n_characters: int) -> str:
+        """Return the first characters of a text."""
+        start = self._one(
+            "SELECT substr(CASE user WHEN '' THEN answer ELSE user END, 1, ?) FROM messages "
+            "WHERE text = ? AND user || answer <> '' ORDER BY id",
+            n_characters,
+            text,
+        )
+        return start or ""
+
     def rename(self, text: int, title: str) -> None:
         """Change a title; a SessionError if another text has it."""
         if self.find(title) not in (None, text):
             raise SessionError(f"there is a session {title!r}: give another name")
-        with self._change():
+        with self.change():
             self._db.execute("UPDATE texts SET title = ? WHERE id = ?", (title, text))
 
     def remove(self, text: int) -> None:
         """Delete a text with all its branches, its pictures and its KV cache."""
-        with self._change():
+        with self.change():
             self._paths.pop(text, None)
             self._db.execute("DELETE FROM texts WHERE id = ?", (text,))
             self._db.execute(
                 "DELETE FROM pictures WHERE NOT EXISTS "
                 "(SELECT 1 FROM messages WHERE instr(user, hash))"
             )
-        with contextlib.suppress(OSError):
-            self.kv_file(text).unlink(missing_ok=True)
+        for file in (self.kv_file(text), self.lock_file(text)):
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
 
     def copy(self, text: int, other: Database, title: str | None = None) -> int:
-        """Copy a text with all its branches to a database, which may be this one; return its id."""
+        """Copy a text with all its branches and its KV cache; return the id of the copy.
+
+        Args:
+            text: the text.
+            other: the database of the copy, which may be this one.
+            title: title of the copy; None for the same. A number is added if it is taken.
+        """
         info = self.info(text)
-        with other._change():
+        with other.change():
             new = other.create(info.kind, title or info.title)
             ids: dict[int | None, int | None] = {None: None}
             for row, parent, created, *values in self._db.execute(
@@ -336,6 +371,9 @@ class Database:
                 (settings, ids[head], kept, *astuple(info)[-2:], info.created, info.changed, new),
             )
             other._add_pictures(self.pictures(text))
+        with contextlib.suppress(OSError):  # it can be rebuilt
+            other.kv_file(new).parent.mkdir(mode=0o700, exist_ok=True)
+            shutil.copy(self.kv_file(text), other.kv_file(new))
         return new
 
     def search(self, words: str) -> list[Found]:
@@ -372,13 +410,17 @@ class Database:
             return self.path.with_name(f"{self.path.name}.kv")
         return self.path.parent / "cache" / f"{text}.kv"
 
+    def lock_file(self, text: int) -> Path:
+        """Return the path of the file that is locked while a text is open."""
+        return self.kv_file(text).with_suffix(".lock")
+
     # ---------------------------------------------------------------------------------------------
     # Contents
     # ---------------------------------------------------------------------------------------------
 
     def read(self, text: int) -> Contents:
         """Return a text with the messages from its root to its head."""
-        with self._access():
+        with self._transaction("BEGIN"):
             rows = self._db.execute(
                 "WITH RECURSIVE path (id, depth) AS ("
                 " SELECT head, 0 FROM texts WHERE id = ? UNION ALL"
@@ -388,11 +430,12 @@ class Database:
             ).fetchall()
             replaced = self._one("SELECT replaced FROM texts WHERE id = ?", text) or "[]"
             kept = [self.message(each) for each in json.loads(replaced)]
-            return Contents(self.info(text), [_message(row) for row in rows], kept)
+            path = [_message(row) for row in rows]
+            return Contents(self.info(text), path, kept, self.pictures(text))
 
     def settle(self, text: int) -> None:
         """Mark answers that were in progress when a program was killed as interrupted."""
-        with self._change():
+        with self.change():
             self._db.execute(
                 "UPDATE messages SET finish = ? WHERE text = ? AND finish IS NULL",
                 (FINISH_INTERRUPTED, text),
@@ -446,7 +489,7 @@ class Database:
             if stored != message:
                 break
             n_same += 1
-        with self._change():
+        with self.change():
             path = known[:n_same]
             for message in messages[n_same:]:
                 path.append((self._row_of(text, path[-1][0] if path else None, message), message))
@@ -508,7 +551,7 @@ class Database:
 
     def mark_imported(self, file: str) -> None:
         """Remember that a file was imported."""
-        with self._change():
+        with self.change():
             self._db.execute("INSERT OR IGNORE INTO imported VALUES (?)", (file,))
 
     # ---------------------------------------------------------------------------------------------
@@ -521,15 +564,18 @@ class Database:
             row = self._db.execute(query, values).fetchone()
         return None if row is None else row[0]
 
-    @contextlib.contextmanager
-    def _change(self) -> Iterator[None]:
+    def change(self) -> contextlib.AbstractContextManager[None]:
         """Make the changes of the context in one transaction; it may be nested."""
+        return self._transaction("BEGIN IMMEDIATE")
+
+    @contextlib.contextmanager
+    def _transaction(self, begin: str) -> Iterator[None]:
         with self._access():
             is_nested = self._db.in_transaction
             if is_nested:
                 yield
                 return
-            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(begin)
             try:
                 yield
                 self._db.execute("COMMIT")

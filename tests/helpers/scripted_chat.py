@@ -123,8 +123,8 @@ class RecordedConversation(Conversation):
         self.said.append(message)
         return super().edit(message, max_tokens=max_tokens)
 
-    def save(self, path: str | Path, *, portable: bool = False) -> None:
-        super().save(path, portable=portable)
+    def save(self, path: str | Path) -> None:
+        super().save(path)
         self.saves.append(Path(path))
 
 
