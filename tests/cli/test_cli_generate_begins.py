@@ -10,7 +10,8 @@ import pytest
 from chat_templates import QWEN3
 from cli_fakes import run
 from fake_story import CHECKPOINT, STORY, TALE, FakeModel, fake_model, resume
-from pyh2o.sessions.session_file import read_session
+from pyh2o.sessions.database import unpacked
+from pyh2o.sessions.text_session import read_file
 from pyh2o.writing.chat_template import ChatTemplate
 from pyh2o.writing.thinking import Thinking
 from spoken import write_speaker
@@ -50,7 +51,9 @@ def test_such_a_story_goes_on(fake: FakeModel) -> None:
     assert resume("-n", "60").code == 0
     assert STORY.read_text().startswith("All new, ")
     whole = ChatTemplate(fake.llm.text.model, None).first_turn("Write of snow.")
-    assert read_session(CHECKPOINT, "story").tokens[: len(whole)] == whole
+    messages = read_file(Path(CHECKPOINT))[0].messages
+    tokens = unpacked(b"".join(message.tokens for message in messages))
+    assert tokens[: len(whole)] == whole
 
 
 def test_thoughts_are_for_what_is_asked_for(
