@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from pyh2o.sessions.chats import chats_folder, locked, open_chats
-from pyh2o.sessions.database import Database, TextInfo
+from pyh2o.sessions.database import Database
 from pyh2o.sessions.listing import first_words, text_of
+from pyh2o.sessions.messages import TextInfo
 
 from .errors import InputError, reported_errors
 from .help import Group

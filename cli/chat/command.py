@@ -16,7 +16,7 @@ from pyh2o.cache.settings import UNLIMITED_MIB, EvictionSettings
 from pyh2o.errors import SessionError, SessionOpenError
 from pyh2o.limits import DEFAULT_STORE_MIB, Limits
 from pyh2o.sessions.chats import chats_folder, locked, open_chats
-from pyh2o.sessions.database import CONVERSATION
+from pyh2o.sessions.messages import CONVERSATION
 from pyh2o.system.home import expanded
 from pyh2o.writing.thinking import Thinking
 

@@ -12,7 +12,8 @@ from ..engine.slots import Slot
 from ..limits import LOOK_SECONDS
 from ..sessions.chats import locked
 from ..sessions.conversation import Conversation
-from ..sessions.database import CONVERSATION, STORY, Database, unpacked
+from ..sessions.database import Database
+from ..sessions.messages import CONVERSATION, STORY, unpacked
 from ..sessions.passages import TokenTexts
 from ..sessions.records import record_of
 from ..sessions.story import Story

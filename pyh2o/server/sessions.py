@@ -11,9 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from ..sessions.chats import open_chats, title_of
-from ..sessions.database import STORY, Contents, Database, TextInfo
+from ..sessions.database import Database
 from ..sessions.identity import ModelIdentity
 from ..sessions.listing import first_words, story_text
+from ..sessions.messages import STORY, Contents, TextInfo
 from ..sessions.records import record_of
 from ..sessions.text_settings import dialogue_of
 from .models import ModelSource, ServedModels

@@ -29,10 +29,10 @@ from ..writing.sampling import Sampling
 from ..writing.thinking import USUAL, Thinking
 from ..writing.tools import Call, Tool
 from ..writing.writer import Writer
-from .database import CONVERSATION, Contents, Message
 from .identity import model_identity
 from .layout import RowShares, lay_out, merged
 from .lorebooks import LoreEntry, note_for_message
+from .messages import CONVERSATION, Contents, Message
 from .records import record_of
 from .talk import Talk, other_text
 from .text_settings import ConversationSettings, damage_found, dialogue_of, messages_of

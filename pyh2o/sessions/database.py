@@ -16,17 +16,24 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ..errors import SessionError
 from ..writing.finish import FINISH_INTERRUPTED
-
-CONVERSATION, STORY = "conversation", "story"
+from .messages import (
+    FIELDS,
+    INFO,
+    Contents,
+    Found,
+    Message,
+    TextInfo,
+    info_from,
+    message_from,
+    values_of,
+)
+from .schema import SCHEMA, statements
 
 _APPLICATION = int.from_bytes(b"h2oc", "big")
 _VERSION = 1
@@ -35,158 +42,6 @@ _BUSY_SECONDS = 30.0
 _BEFORE, _SNIPPET = 32, 80
 # Minimum length of a word in the trigram index.
 _TRIGRAM = 3
-
-_SCHEMA = """
-CREATE TABLE texts (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    kind TEXT NOT NULL,
-    title TEXT NOT NULL UNIQUE,
-    created REAL NOT NULL,
-    changed REAL NOT NULL,
-    settings TEXT NOT NULL DEFAULT '{}',
-    head INTEGER,
-    replaced TEXT NOT NULL DEFAULT '[]',
-    n_messages INTEGER NOT NULL DEFAULT 0,
-    n_tokens INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE messages (
-    id INTEGER PRIMARY KEY,
-    text INTEGER NOT NULL REFERENCES texts (id) ON DELETE CASCADE,
-    -- no cascade: SQLite limits its depth to 1000
-    parent INTEGER REFERENCES messages (id) DEFERRABLE INITIALLY DEFERRED,
-    created REAL NOT NULL,
-    user TEXT NOT NULL,
-    answer TEXT NOT NULL,
-    finish TEXT,
-    attempt INTEGER NOT NULL,
-    n_before INTEGER NOT NULL,
-    tokens BLOB NOT NULL,
-    about TEXT NOT NULL
-);
-CREATE INDEX children ON messages (parent, text);
-CREATE INDEX messages_of_text ON messages (text);
-CREATE TABLE pictures (hash TEXT PRIMARY KEY, data BLOB NOT NULL);
-CREATE TABLE imported (file TEXT PRIMARY KEY);
-CREATE VIRTUAL TABLE found USING fts5 (
-    user, answer, content = messages, content_rowid = id, tokenize = trigram
-);
-CREATE TRIGGER added AFTER INSERT ON messages BEGIN
-    INSERT INTO found (rowid, user, answer) VALUES (new.id, new.user, new.answer);
-END;
-CREATE TRIGGER removed AFTER DELETE ON messages BEGIN
-    INSERT INTO found (found, rowid, user, answer)
-    VALUES ('delete', old.id, old.user, old.answer);
-END;
-CREATE TRIGGER changed AFTER UPDATE ON messages
-WHEN old.user IS NOT new.user OR old.answer IS NOT new.answer BEGIN
-    INSERT INTO found (found, rowid, user, answer)
-    VALUES ('delete', old.id, old.user, old.answer);
-    INSERT INTO found (rowid, user, answer) VALUES (new.id, new.user, new.answer);
-END;
-"""
-
-
-@dataclass(frozen=True)
-class Message:
-    """A message with its answer, or a passage of a story.
-
-    Attributes:
-        user: the message; "" for a passage.
-        answer: text of the answer or passage.
-        finish: finish reason; None while the answer is generated.
-        attempt: number of earlier answers to the message.
-        n_before: number of tokens before those of the answer.
-        tokens: tokens of the message and the answer, little-endian int32.
-        about: other fields, as JSON values.
-    """
-
-    user: str
-    answer: str
-    finish: str | None = None
-    attempt: int = 0
-    n_before: int = 0
-    tokens: bytes = b""
-    about: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def answer_tokens(self) -> bytes:
-        """The tokens of the answer."""
-        return self.tokens[4 * self.n_before :]
-
-    def replaces(self, stored: Message) -> bool:
-        """Return whether this is a newer version of a stored answer to the same message."""
-        # tokens of a stop string at the end of an answer in progress are dropped
-        return stored.finish is None or self.answer_tokens.startswith(stored.answer_tokens)
-
-
-_FIELDS = ", ".join(each.name for each in fields(Message))
-
-
-def packed(tokens: Sequence[int] | npt.NDArray[Any]) -> bytes:
-    """Return tokens as bytes of a `Message`."""
-    return np.asarray(tokens, "<i4").tobytes()
-
-
-def unpacked(tokens: bytes) -> list[int]:
-    """Return tokens from bytes of a `Message`."""
-    unpacked: list[int] = np.frombuffer(tokens, "<i4").tolist()
-    return unpacked
-
-
-@dataclass(frozen=True)
-class TextInfo:
-    """A text in a list.
-
-    Attributes:
-        id: unique in the database; never used again.
-        kind: "conversation" or "story".
-        created, changed: times in seconds since 1970.
-        settings: what `Database.write` was given.
-        n_messages, n_tokens: size of the current path.
-    """
-
-    id: int
-    kind: str
-    title: str
-    created: float
-    changed: float
-    settings: dict[str, Any]
-    n_messages: int
-    n_tokens: int
-
-
-_INFO = ", ".join(each.name for each in fields(TextInfo))
-
-
-@dataclass(frozen=True)
-class Found:
-    """A search result.
-
-    Attributes:
-        text: the text.
-        message: id of the message; None if only the title matches.
-        snippet: the words in their context, in one line.
-    """
-
-    text: TextInfo
-    message: int | None
-    snippet: str
-
-
-@dataclass(frozen=True)
-class Contents:
-    """The contents of a text.
-
-    Attributes:
-        messages: the path to the head.
-        replaced: replaced answers to the last message, in the order of replacement.
-        pictures: files of the pictures in the text, by their hashes.
-    """
-
-    info: TextInfo
-    messages: list[Message]
-    replaced: list[Message]
-    pictures: dict[str, bytes] = field(default_factory=dict)
 
 
 class Database:
@@ -240,7 +95,7 @@ class Database:
                 self._db.execute("PRAGMA journal_mode = WAL")
             with self.change():
                 if not self._one("SELECT count(*) FROM sqlite_schema"):
-                    for statement in _statements(_SCHEMA):
+                    for statement in statements(SCHEMA):
                         self._db.execute(statement)
                     self._db.execute(f"PRAGMA application_id = {_APPLICATION}")
                     self._db.execute(f"PRAGMA user_version = {_VERSION}")
@@ -298,16 +153,16 @@ class Database:
     def texts(self) -> list[TextInfo]:
         """Return all texts, the most recently changed first."""
         with self._access():
-            rows = self._db.execute(f"SELECT {_INFO} FROM texts ORDER BY changed DESC, id DESC")
-            return [_info(row) for row in rows]
+            rows = self._db.execute(f"SELECT {INFO} FROM texts ORDER BY changed DESC, id DESC")
+            return [info_from(row) for row in rows]
 
     def info(self, text: int) -> TextInfo:
         """Return a text without its messages; a SessionError if it was removed."""
         with self._access():
-            row = self._db.execute(f"SELECT {_INFO} FROM texts WHERE id = ?", (text,)).fetchone()
+            row = self._db.execute(f"SELECT {INFO} FROM texts WHERE id = ?", (text,)).fetchone()
         if row is None:
             raise SessionError(f"the session is no longer in {self.path}: it was removed")
-        return _info(row)
+        return info_from(row)
 
     def find(self, title: str) -> int | None:
         """Return the id of the text with this title."""
@@ -357,7 +212,7 @@ class Database:
             new = other.create(info.kind, title or info.title)
             ids: dict[int | None, int | None] = {None: None}
             for row, parent, created, *values in self._db.execute(
-                f"SELECT id, parent, created, {_FIELDS} FROM messages WHERE text = ? ORDER BY id",
+                f"SELECT id, parent, created, {FIELDS} FROM messages WHERE text = ? ORDER BY id",
                 (text,),
             ).fetchall():
                 ids[row] = other._insert(new, ids[parent], created, values)
@@ -425,12 +280,12 @@ class Database:
                 "WITH RECURSIVE path (id, depth) AS ("
                 " SELECT head, 0 FROM texts WHERE id = ? UNION ALL"
                 " SELECT parent, depth + 1 FROM messages JOIN path USING (id)"
-                f") SELECT {_FIELDS} FROM path JOIN messages USING (id) ORDER BY depth DESC",
+                f") SELECT {FIELDS} FROM path JOIN messages USING (id) ORDER BY depth DESC",
                 (text,),
             ).fetchall()
             replaced = self._one("SELECT replaced FROM texts WHERE id = ?", text) or "[]"
             kept = [self.message(each) for each in json.loads(replaced)]
-            path = [_message(row) for row in rows]
+            path = [message_from(row) for row in rows]
             return Contents(self.info(text), path, kept, self.pictures(text))
 
     def settle(self, text: int) -> None:
@@ -444,8 +299,8 @@ class Database:
     def message(self, message: int) -> Message:
         """Return a message by its id, also one of another branch."""
         with self._access():
-            found = self._db.execute(f"SELECT {_FIELDS} FROM messages WHERE id = ?", (message,))
-            return _message(found.fetchone())
+            found = self._db.execute(f"SELECT {FIELDS} FROM messages WHERE id = ?", (message,))
+            return message_from(found.fetchone())
 
     def pictures(self, text: int) -> dict[str, bytes]:
         """Return the files of the pictures in a text, by their hashes."""
@@ -508,12 +363,12 @@ class Database:
     def _row_of(self, text: int, parent: int | None, message: Message) -> int:
         """Return the id of a message, whose row is added or updated."""
         rows = self._db.execute(
-            f"SELECT id, {_FIELDS} FROM messages WHERE text = ? AND parent IS ? AND user = ? "
+            f"SELECT id, {FIELDS} FROM messages WHERE text = ? AND parent IS ? AND user = ? "
             "AND attempt = ? ORDER BY id DESC",
             (text, parent, message.user, message.attempt),
         )
         for row, *values in rows.fetchall():
-            stored = _message(values)
+            stored = message_from(values)
             if stored == message:
                 return int(row)
             # the tokens around an answer depend on the chat template
@@ -521,10 +376,10 @@ class Database:
             if is_same or (message.replaces(stored) and not self._has_children(row)):
                 names = ", ".join(f"{each.name} = ?" for each in fields(Message))
                 self._db.execute(
-                    f"UPDATE messages SET {names} WHERE id = ?", (*_values(message), row)
+                    f"UPDATE messages SET {names} WHERE id = ?", (*values_of(message), row)
                 )
                 return int(row)
-        return self._insert(text, parent, time.time(), _values(message))
+        return self._insert(text, parent, time.time(), values_of(message))
 
     def _has_children(self, message: int) -> bool:
         return self._one("SELECT 1 FROM messages WHERE parent = ? LIMIT 1", message) is not None
@@ -532,7 +387,7 @@ class Database:
     def _insert(self, text: int, parent: int | None, created: float, values: Sequence[Any]) -> int:
         marks = ", ".join("?" * (3 + len(values)))
         added = self._db.execute(
-            f"INSERT INTO messages (text, parent, created, {_FIELDS}) VALUES ({marks})",
+            f"INSERT INTO messages (text, parent, created, {FIELDS}) VALUES ({marks})",
             (text, parent, created, *values),
         )
         assert added.lastrowid is not None
@@ -600,31 +455,6 @@ class Database:
 
     def _foreign(self) -> SessionError:
         return SessionError(f"{self.path} is not a session file of pyh2o: check the name")
-
-
-def _statements(script: str) -> Iterator[str]:
-    """Yield the statements of a script; `executescript` would end the transaction."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
-
-
-def _values(message: Message) -> tuple[Any, ...]:
-    *values, about = astuple(message)
-    return (*values, json.dumps(about))
-
-
-def _message(row: Sequence[Any]) -> Message:
-    user, answer, finish, attempt, n_before, tokens, about = row
-    return Message(user, answer, finish, attempt, n_before, tokens, json.loads(about))
-
-
-def _info(row: Sequence[Any]) -> TextInfo:
-    number, kind, title, created, changed, settings, *sizes = row
-    return TextInfo(number, kind, title, created, changed, json.loads(settings), *sizes)
 
 
 def _contains(content: str, words: Sequence[str]) -> bool:

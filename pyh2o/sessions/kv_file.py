@@ -16,8 +16,8 @@ from ..core.model import Model
 from ..core.text import Text
 from ..errors import SessionError, StateError
 from ..system.files import replacement
-from .database import packed, unpacked
 from .identity import difference, settings_identity
+from .messages import packed, unpacked
 
 _MAGIC = b"h2okv\0\0\1"
 # Magic with the version, CRC-32 of the rest, number of tokens, bytes of the settings.

@@ -8,7 +8,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from .database import STORY, Contents, Database, Message
+from .database import Database
+from .messages import STORY, Contents, Message
 
 # Maximum characters of the first words, and of tool results in an export.
 FIRST_WORDS = 80

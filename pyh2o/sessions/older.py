@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import SessionError
 from ..writing.finish import FINISH_INTERRUPTED
-from .database import CONVERSATION, STORY, Contents, Message, TextInfo, packed
+from .messages import CONVERSATION, STORY, Contents, Message, TextInfo, packed
 from .records import in_one_line, record_of
 from .story_notes import n_with_notes
 from .text_settings import ConversationSettings, StorySettings, damage_found, messages_of

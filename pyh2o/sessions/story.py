@@ -9,8 +9,6 @@ from __future__ import annotations
 import codecs
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +38,9 @@ from ..writing.repetition import RepetitionGuard
 from ..writing.sampling import Sampling
 from ..writing.thinking import USUAL, Thinking
 from ..writing.writer import Writer
-from .database import STORY, Contents, Message, packed, unpacked
 from .identity import model_identity
 from .lorebooks import KEY_CHARACTERS, LoreEntry, note_for_passage
+from .messages import STORY, Contents, Message, packed, unpacked
 from .records import in_one_line, record_of
 from .story_notes import (
     bracket_tokens,
@@ -52,28 +50,9 @@ from .story_notes import (
     n_with_notes,
     own_tokens,
 )
+from .story_passages import Passage, edited, n_same_characters
 from .text_session import TextSession
 from .text_settings import StorySettings, damage_found
-
-
-@dataclass
-class Passage:
-    """A passage of a story.
-
-    Attributes:
-        start: position of its first token.
-        texts: pieces of its text, in order.
-        finish: finish reason; None while it is generated.
-    """
-
-    start: int
-    texts: list[str] = field(default_factory=list)
-    finish: str | None = None
-
-    @property
-    def text(self) -> str:
-        """The text that `write` has yielded."""
-        return "".join(self.texts)
 
 
 class Story(TextSession):
@@ -402,7 +381,7 @@ class Story(TextSession):
             n_written, n_characters = _whole_tokens(
                 _parts_after(self.llm, own[:n_prompt]),
                 own[n_prompt:],
-                text[len(opening) : _n_same(text, old)],
+                text[len(opening) : n_same_characters(text, old)],
             )
             n_same = n_prompt + n_written
             end = suffix_tokens(self.llm.model, text[len(opening) + n_characters :])
@@ -421,7 +400,11 @@ class Story(TextSession):
         self._text.truncate(n_left)
         self._text.tokens += tokens[n_same:]
         self.told = tuple(span for span in self.told if span[1] <= n_left)
-        self._edit_passages(old, text, n_left)
+        prompt = self._prompt if self._echo else ""
+        n_tokens = len(self.tokens)
+        prompt, self.passages = edited(prompt, self.passages, text, n_left, n_tokens)
+        if self._echo:
+            self._prompt = prompt
         self.n_prompt, self._opening = n_prompt, opening
         self.finish, self._ended, self._writer = None, False, None
         self._pieces = self._new_pieces(size=len(text.encode()))
@@ -430,35 +413,6 @@ class Story(TextSession):
     @property
     def _starts(self) -> list[int]:
         return [passage.start for passage in self.passages]
-
-    def _edit_passages(self, old: str, new: str, n_left: int) -> None:
-        """Move the passages of the old text to the new one, after its tokens were replaced.
-
-        A passage whose start was replaced becomes a part of the one before. Passages after the edit
-        have text, but no tokens: theirs belong to the edited one.
-
-        Args:
-            old, new: the texts.
-            n_left: number of tokens that stay.
-        """
-        n_same = _n_same(old, new)
-        n_end = _n_same(old[n_same:][::-1], new[n_same:][::-1])
-        lengths = (len(passage.text) for passage in self.passages)
-        before = [*accumulate(lengths, initial=len(self._prompt) if self._echo else 0)][:-1]
-        places = {0: len(self.tokens)} if not self._echo else {}
-        for at, passage in zip(before, self.passages, strict=True):
-            if at <= n_same:
-                is_there = passage.start <= n_left
-                places[at] = passage.start if is_there else len(self.tokens)
-            elif at >= len(old) - n_end:
-                places[at + len(new) - len(old)] = len(self.tokens)
-        starts = sorted(at for at in places if at < len(new))
-        if self._echo:
-            self._prompt = new[: min([*starts, len(new)])]
-        self.passages = [
-            Passage(places[at], [new[at:end]], FINISH_STOP)
-            for at, end in pairwise([*starts, len(new)])
-        ]
 
     def cut(self, n_characters: int) -> None:
         """Truncate the text to its first `n_characters` characters; see `edit`."""
@@ -606,11 +560,6 @@ class Story(TextSession):
             text = story.text().removeprefix(story._opening)
             story.passages = [Passage(story._starts[0], [text], saved.finish)]
         return story
-
-
-def _n_same(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _parts_after(llm: Text, prompt: Sequence[int]) -> Detokenizer:

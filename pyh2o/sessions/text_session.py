@@ -13,10 +13,11 @@ from ..core.text import HasText, Text, text_of
 from ..errors import SessionError, SettingsError, StateError
 from ..writing.cached_text import CachedText, Span
 from ..writing.sampling import Sampling
-from .database import Contents, Database, Message, packed
+from .database import Database
 from .identity import model_identity, settings_identity
 from .kv_file import read_kv, write_kv
 from .layout import Pins, check_pins, merged, without
+from .messages import Contents, Message, packed
 from .older import is_older, read_older
 from .text_settings import TextSettings, within
 

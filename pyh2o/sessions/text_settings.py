@@ -14,10 +14,10 @@ from ..writing.finish import FINISH_INTERRUPTED
 from ..writing.sampling import Sampling
 from ..writing.thinking import USUAL, Thinking
 from ..writing.tools import Tool
-from .database import CONVERSATION, STORY, Contents, Message, packed, unpacked
 from .identity import ModelIdentity, Settings
 from .layout import RowShares
 from .lorebooks import LoreEntry
+from .messages import CONVERSATION, STORY, Contents, Message, packed, unpacked
 from .records import Count, record_of
 from .turns import Dialogue, KeptAnswer, Turn
 

@@ -10,7 +10,7 @@ import pytest
 from chat_templates import QWEN3
 from cli_fakes import run
 from fake_story import CHECKPOINT, STORY, TALE, FakeModel, fake_model, resume
-from pyh2o.sessions.database import unpacked
+from pyh2o.sessions.messages import unpacked
 from pyh2o.sessions.text_session import read_file
 from pyh2o.writing.chat_template import ChatTemplate
 from pyh2o.writing.thinking import Thinking

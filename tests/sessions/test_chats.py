@@ -8,7 +8,8 @@ import pytest
 
 from pyh2o.errors import SessionError, SessionOpenError
 from pyh2o.sessions.chats import MAX_TITLE, locked, open_chats, title_of
-from pyh2o.sessions.database import Database, Message
+from pyh2o.sessions.database import Database
+from pyh2o.sessions.messages import Message
 
 
 @pytest.fixture

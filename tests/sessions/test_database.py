@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from pyh2o.errors import SessionError
-from pyh2o.sessions.database import CONVERSATION, STORY, Database, Message, packed, unpacked
+from pyh2o.sessions.database import Database
+from pyh2o.sessions.messages import CONVERSATION, STORY, Message, packed, unpacked
 
 HASH = "a" * 64
 FIRST = Message("Hello there", "Hi", "stop", 0, 2, packed([5, 6, 7]), {"told": ""})
@@ -172,7 +173,8 @@ def test_copies_have_all_branches_and_pictures(
 def test_what_was_written_survives_a_killed_program(tmp_path: Path) -> None:
     program = f"""
 import os, signal
-from pyh2o.sessions.database import Database, Message
+from pyh2o.sessions.database import Database
+from pyh2o.sessions.messages import Message
 database = Database({str(tmp_path / "chats.db")!r})
 text = database.create("conversation", "Killed")
 database.write(text, [Message("Hello", "In progr", None)])

@@ -8,7 +8,8 @@ import pytest
 
 from conversations import held_by_all
 from pyh2o import Llama
-from pyh2o.sessions.database import Database, unpacked
+from pyh2o.sessions.database import Database
+from pyh2o.sessions.messages import unpacked
 from pyh2o.sessions.story import Story
 from pyh2o.writing.sampling import Sampling
 from stories import PROMPT
