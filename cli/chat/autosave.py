@@ -57,9 +57,9 @@ class Autosave:
 
     @property
     def name(self) -> str:
-        """The title of the conversation, or "" before the first save."""
+        """The title of the conversation, or "" if it has none before the first save."""
         if self.database is None or self.text is None:
-            return ""
+            return self._title
         return self.database.info(self.text).title
 
     def prepare(self, conversation: Conversation) -> None:

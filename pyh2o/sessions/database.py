@@ -345,17 +345,23 @@ class Database:
                 break
             n_same += 1
         with self.change():
-            path = known[:n_same]
+            n_changes, path = self._db.total_changes, known[:n_same]
             for message in messages[n_same:]:
                 path.append((self._row_of(text, path[-1][0] if path else None, message), message))
             head, parent = ([None, None] + [row for row, _ in path])[:-3:-1]
             kept = [self._row_of(text, parent, answer) for answer in replaced]
             about = None if settings is None else json.dumps(settings)
+            query = "SELECT head, replaced, settings FROM texts WHERE id = ?"
+            before = self._db.execute(query, (text,)).fetchone()
+            now = (head, json.dumps(kept), about or before[2])
+            if n_changes == self._db.total_changes and now == before:
+                self._paths[text] = path
+                return
             n_tokens = sum(len(message.tokens) for message in messages) // 4
             self._db.execute(
-                "UPDATE texts SET head = ?, replaced = ?, n_messages = ?, n_tokens = ?, "
-                "changed = ?, settings = coalesce(?, settings) WHERE id = ?",
-                (head, json.dumps(kept), len(messages), n_tokens, time.time(), about, text),
+                "UPDATE texts SET head = ?, replaced = ?, settings = ?, n_messages = ?, "
+                "n_tokens = ?, changed = ? WHERE id = ?",
+                (*now, len(messages), n_tokens, time.time(), text),
             )
             self._add_pictures(pictures or {})
         self._paths[text] = path

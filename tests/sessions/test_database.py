@@ -70,6 +70,18 @@ def test_nothing_is_deleted_when_a_text_changes(database: Database, text: int) -
     assert count(database) == 4
 
 
+def test_a_text_that_is_written_without_a_change_keeps_its_time(
+    database: Database, text: int
+) -> None:
+    before = database.info(text)
+    with Database(database.path) as other:
+        for _ in range(2):
+            other.write(text, [FIRST, SECOND], settings=before.settings)
+        assert other.info(text) == before
+        other.write(text, [FIRST, SECOND], settings={"system": "x"})
+        assert other.info(text).changed > before.changed
+
+
 def test_an_answer_in_progress_is_one_row(database: Database, text: int) -> None:
     for answer in ("", "It ", "It ends END"):
         tokens = packed([1, *answer.encode()])
