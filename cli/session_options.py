@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from pyh2o.cache.settings import UNLIMITED_MIB, EvictionSettings, saved_names
+from pyh2o.cache.settings import EvictionSettings, saved_names
 from pyh2o.errors import SettingsError
 from pyh2o.models import models_folder
 from pyh2o.policies import POLICIES
@@ -68,13 +68,6 @@ def saved_options(
     if found := _find(model):
         saved["model"] = found
     return replace(options, **{name: saved[name] for name in saved if name not in given})
-
-
-def with_limit(options: RunOptions) -> RunOptions:
-    """Return the options with the default limit of an archive in memory, instead of no limit."""
-    if options.eviction.recall_mib != UNLIMITED_MIB:
-        return options
-    return replace(options, eviction=replace(options.eviction, recall_mib=None))
 
 
 def sampling_given(options: RunOptions, given: Collection[str]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from pyh2o.cache.settings import UNLIMITED_MIB, EvictionSettings
 from pyh2o.errors import SessionError, SessionOpenError
 from pyh2o.limits import DEFAULT_STORE_MIB, Limits
 from pyh2o.sessions.chats import chats_folder, locked, open_chats
@@ -32,7 +31,7 @@ from ..options import (
     System,
     takes_run_options,
 )
-from ..session_options import sampling_given, saved_options, typed_options, with_limit
+from ..session_options import sampling_given, saved_options, typed_options
 from ..shell_completion import complete_session
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
@@ -49,15 +48,13 @@ from .web import chat_on_page, refuse_what_the_page_lacks
 _role_option = partial(typer.Option, rich_help_panel="Character")
 _saving_option = partial(typer.Option, rich_help_panel="Saving")
 _tools_option = partial(typer.Option, rich_help_panel="Tools")
-# The archive of a chat that is saved is a file.
-UNLIMITED = RunOptions(eviction=EvictionSettings(recall_mib=UNLIMITED_MIB))
 
 
 @takes_run_options
 def chat(
     context: typer.Context,
     *,
-    options: RunOptions = UNLIMITED,
+    options: RunOptions,
     system: System = None,
     card: Annotated[
         Path | None,
@@ -155,8 +152,6 @@ def chat(
         saved = autosave.text
         if saved is not None and autosave.database is not None:
             options = saved_options(options, given, autosave.database.info(saved).settings)
-        if not saving:
-            options = with_limit(options)
         answers = Answers(Bars(hidden=options.verbose))
         with (
             open_tools(mcp, allow_tool or (), source, answers.bars) as tools,

@@ -20,7 +20,7 @@ from pyh2o.writing.sampling import Sampling
 
 from ..errors import InputError
 from ..options import RunOptions
-from ..session_options import saved_options, with_limit
+from ..session_options import saved_options
 from ..terminal.terminal import terminal
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def chat_on_page(
 
     api_key = os.environ.get("PYH2O_API_KEY") or None  # as in `serve`
     run_server(
-        Serving(with_limit(options), TEXTS, store_mib, limits, api_key),
+        Serving(options, TEXTS, store_mib, limits, api_key),
         [options.model],
         _listen(),
         check=check,

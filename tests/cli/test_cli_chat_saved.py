@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from time import sleep
@@ -13,8 +12,7 @@ import pytest
 
 from cli_fakes import Output, run
 from pyh2o import Conversation
-from pyh2o.cache.settings import UNLIMITED_MIB, EvictionSettings
-from pyh2o.cli.chat.command import UNLIMITED
+from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.core.text import Text
 from pyh2o.policies import Snap
@@ -209,14 +207,12 @@ def test_session_that_is_open_elsewhere(model: ScriptedModel) -> None:
 def test_session_brings_its_settings_along(model: ScriptedModel, tmp_path: Path) -> None:
     model.say("a")
     run("chat", "--session", "work", stdin="one\n")
-    assert model.options == replace(UNLIMITED, sampling=model.options.sampling)
+    assert model.options == RunOptions(sampling=model.options.sampling)
     run("chat", "--session", "work", "--recent", "0.5", "--threads", "3")
     assert model.options == RunOptions(
         model=Path(model.llm.model_path),
         ctx=1000,
-        eviction=EvictionSettings(
-            hh=400, recent=0.5, slack=100, policy=Snap(), recall=0, recall_mib=UNLIMITED_MIB
-        ),
+        eviction=EvictionSettings(hh=400, recent=0.5, slack=100, policy=Snap(), recall=0),
         threads=3,
         kv_type=KVType.f16,
         sampling=model.options.sampling,

@@ -10,7 +10,6 @@ import pytest
 
 from cli_fakes import run
 from needed import needed
-from pyh2o.cache.settings import UNLIMITED_MIB
 from pyh2o.cli.options import ModelOptions, RunOptions
 from pyh2o.errors import ModelError
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
@@ -72,7 +71,7 @@ def test_a_chat_recalls_by_default(tiny: Path) -> None:
     ("arguments", "recall", "mib"),
     [
         ([], None, None),
-        (["--session=x"], None, UNLIMITED_MIB),
+        (["--session=x"], None, None),
         (["--recall=0.2", "--recall-mib=7"], 0.2, 7),
         (["--session=x", "--recall-mib=7"], None, 7),
         (["--no-evict"], None, None),
