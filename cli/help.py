@@ -18,7 +18,7 @@ A_DOZEN = 12
 # fmt: off
 USED = {
     "--model", "--ctx", "--gpu-layers", "--temp", "--seed", "--max-tokens", "--system",
-    "--continue", "--session", "--reread", "--no-save", "--web",
+    "--continue", "--session", "--no-save", "--web",
     "--prompt", "--prompt-file", "--until", "--output", "--resume",
     "--file", "--force", "--chat", "--ray", "--texts", "--host", "--port", "--api-key",
     "--history", "--rounds", "--json",

@@ -27,7 +27,7 @@ from pyh2o.models.header import ModelHeader, read_header
 from pyh2o.models.names import readable_name
 from pyh2o.server import EmbeddingModel, ModelSource, ServedModel
 from pyh2o.server.models import AnyModel
-from pyh2o.sessions.headers import ModelIdentity
+from pyh2o.sessions.identity import ModelIdentity
 from pyh2o.system.memory import share_freed_memory
 
 from . import loading

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..cache.statistics import mib_text
 from ..engine import Engine
-from ..sessions.headers import model_identity, settings_identity
+from ..sessions.identity import model_identity, settings_identity
 from .answering import Answers, RequestDefaults
 from .reading import BatchRequest
 

@@ -13,7 +13,7 @@ from ..errors import BatchError, PyH2OError, SettingsError
 from ..library import __version__
 from ..library.devices import why_no_gpu
 from ..models.file_identity import identify
-from ..sessions.headers import settings_identity
+from ..sessions.identity import settings_identity
 from ..system.threads import physical_cores
 from .answering import Answers, RequestDefaults
 from .reading import BatchRequest

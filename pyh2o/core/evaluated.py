@@ -85,16 +85,6 @@ class EvaluatedText:
         self._warn()
         self._grow(0 if self.evicting else model.window)
 
-    def close(self) -> None:
-        """Remove the archive's file, once the model is closed, if no session was saved with it."""
-        archive, self.archive = self.archive, None
-        if archive is not None and not self.model.lock.forked:
-            archive.remove_unsaved()
-
-    def __del__(self) -> None:
-        if "archive" in vars(self):  # `__init__` may have failed earlier
-            self.close()
-
     # ---------------------------------------------------------------------------------------------
     # Tokens
     # ---------------------------------------------------------------------------------------------

@@ -50,8 +50,6 @@ class OpenText(Protocol):
 
     lock: TextLock
 
-    def close(self) -> None: ...
-
 
 class Model:
     """Weights, vocabulary and chat template of a GGUF file, and a context for several texts.
@@ -199,7 +197,7 @@ class Model:
         return least, group
 
     def add(self, text: OpenText) -> None:
-        """Register a text, for `close` to wait for it and close it."""
+        """Register a text, for `close` to wait for it."""
         self._texts.add(text)
 
     def close(self) -> None:
@@ -210,13 +208,10 @@ class Model:
         self.lock.closed = True
         if hasattr(self, "batcher"):
             self.batcher.close()
-        texts = list(self._texts)
-        for text in texts:
+        for text in list(self._texts):
             text.lock.wait()
         with self.lock.context_lock:
             self._stack.close()
-        for text in texts:
-            text.close()
         self.snapshots.clear()
 
     def __del__(self) -> None:

@@ -84,16 +84,6 @@ class Slot:
         """Detach the callbacks of a finished request."""
         self.text.prompt_progress = self.text.while_reading = None
         self.text.model.batcher.leave(self.text.seq_id)
-        if self.owner is None:
-            self.leave_session()
-
-    def leave_session(self) -> None:
-        """Clear a text whose archive file belongs to a session."""
-        text = self.text
-        if text.archive is not None and text.archive.is_of_session:
-            with text.lock:
-                text.archive.leave()
-                text.reset()
 
 
 class Slots:
@@ -226,7 +216,6 @@ class Slots:
         if slot.owner is None:
             self._snapshot(slot)
         slot.owner = None
-        slot.leave_session()
         slot.text.reset()
 
     def _snapshot_shared(self, slot: Slot) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from ..errors import BusyError, SettingsError
 from ..limits import LOOK_SECONDS, Limits
-from ..sessions.headers import ModelIdentity
+from ..sessions.identity import ModelIdentity
 from ..system.memory import spare_bytes
 from .embeddings import EmbeddingModel
 from .refusals import INTERNAL, RefusedError, ShutdownError, shortened, without_folders

@@ -74,7 +74,8 @@ def refusal_of(error: Exception) -> RefusedError:
         return error
     message = without_folders(str(error) or type(error).__name__)
     cause = error if isinstance(error, OSError) else error.__context__
-    if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
+    is_full = isinstance(cause, OSError) and cause.errno in _NO_ROOM
+    if is_full or "disk is full" in message:  # SQLite's words
         return RefusedError(
             DISK_FULL,
             "the disk is full: free some space and try again; what was saved before is unchanged",

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..core.projector import keys_in
 from ..core.text import HasText, Text, text_of
 from ..core.tokens import n_common
-from ..errors import PictureError, PyH2OError, SettingsError
+from ..errors import PictureError, PyH2OError, SessionError, SettingsError
 from ..writing.answer import Answer
 from ..writing.finish import (
     FINISH_INTERRUPTED,
@@ -32,12 +32,14 @@ from ..writing.sampling import Sampling
 from ..writing.thinking import USUAL, Thinking
 from ..writing.tools import Call, Tool
 from .chat_template import ChatTemplate, Frames, open_turn
-from .headers import SavedConversation, open_conversation
+from .identity import model_identity
 from .layout import Pins, RowShares, lay_out, merged
 from .lorebooks import LoreEntry, note_for_message
+from .messages import CONVERSATION, Contents, Message
+from .records import record_of
 from .talk import Talk
+from .text_settings import ConversationSettings, damage_found, dialogue_of, messages_of
 from .turns import AnswerRun, Dialogue, Step, Turn, answer_seed
-from .unfinished import Recorder
 
 
 class Conversation(Talk):
@@ -78,11 +80,11 @@ class Conversation(Talk):
     Attributes:
         llm: the text of the model.
         sampling: sampling settings; may be set between two answers.
-        noted_beside: the session file; while an answer is generated, it is recorded next to that
-            file (see `unfinished`). None for no records.
         lore: entries that are inserted before a message when a key matches (see `lorebooks`).
         note: author's note, which is inserted every few messages; "" for none.
     """
+
+    kind = CONVERSATION
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class Conversation(Talk):
         self.lore: tuple[LoreEntry, ...] = ()
         self.note = ""
         self._files: dict[str, bytes] = {}  # pictures by their hashes
-        self.noted_beside: Path | None = None
+        self._answering: AnswerRun | None = None
         self._n_empty = 0  # consecutive empty answers; the next one gets another seed
 
     # ---------------------------------------------------------------------------------------------
@@ -310,8 +312,6 @@ class Conversation(Talk):
         started = text.tokens[turn.part_starts[-1] : turn.end]
         rest: list[str] = []
         run: AnswerRun | None = None
-        shown = {key: self._files[key] for key in keys_in(turn.user) if key in self._files}
-        recorder = Recorder(self.noted_beside, text.tokens, shown)
         try:
             self._dialogue = dialogue
             text.truncate(start, may_return=True)
@@ -322,17 +322,18 @@ class Conversation(Talk):
                 text.pin(pins)
                 text.forget(self._reasoning_spans(dialogue.turns, text.tokens))
             self._pin_told(turn)
-            run = self._run(turn, frames, started, max_tokens)
-            recorder.record(run, text.tokens, start, dialogue)
+            run = self._answering = self._run(turn, frames, started, max_tokens)
+            self._record(at_once=True)
             for piece in self._sample(run, max_tokens):
                 yield piece
-                recorder.record(run, text.tokens, start, dialogue)
+                self._record()
         except (GeneratorExit, KeyboardInterrupt):
             if run is not None:
                 run.finish = FINISH_INTERRUPTED
-                recorder.record(run, text.tokens, start, dialogue, at_once=True)
+                self._record(at_once=True)
             raise
         finally:
+            self._answering = None
             if run is None or not run.n_new or text.is_there():
                 rest = [] if run is None else run.end()
                 if run is None or not self._keep(run):
@@ -413,89 +414,81 @@ class Conversation(Talk):
         return True
 
     # ---------------------------------------------------------------------------------------------
-    # Files
+    # Storage
     # ---------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path, *, portable: bool = False) -> None:
-        """Save the conversation to a file, from which `load` continues bit for bit.
-
-        With sliding windows it continues up to rounding, as llama.cpp uses other cells for their
-        rows. With recall, a second file, PATH.archive, has the evicted rows; the conversation then
-        appends to it.
-
-        Args:
-            path: the session file.
-            portable: whether to copy the archive into the session file, and keep using its
-                current file.
-
-        Raises:
-            SessionError: the file cannot be written; an old one is unchanged.
-        """
-        self._end_answer()
-        if self._text.is_there():
-            self._text.drop_surplus()
-        saved = SavedConversation(
-            **self._header(),
+    def _settings(self) -> ConversationSettings:
+        return ConversationSettings(
+            **self._common_settings(),
             template=self._template.fingerprint,
             system=self.system,
             tools=self.tools,
             thinking=self.thinking,
             places=self._places,
-            turns=self._dialogue.turns,
             empty=self._n_empty,
-            kept=self._dialogue.kept,
             lore=self.lore,
             note=self.note,
         )
-        self._write_file(path, saved, portable=portable)
+
+    def _messages(self) -> tuple[list[Message], list[Message]]:
+        dialogue, tokens = self._dialogue, self._text.tokens
+        if self._answering is not None:
+            turn = self._answering.made_turn(len(tokens))
+            dialogue = replace(dialogue, turns=(*dialogue.turns, turn))
+        return messages_of(dialogue, tokens)
 
     def _pictures(self) -> dict[str, bytes]:
-        keys = dict.fromkeys(key for turn in self.turns for key in keys_in(turn.user))
+        turns = (*self.turns, *(answer.turn for answer in (self._answering,) if answer))
+        keys = dict.fromkeys(key for turn in turns for key in keys_in(turn.user))
         return {key: self._files[key] for key in keys if key in self._files}
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        llm: Text | HasText,
-        *,
-        reread: bool = False,
-    ) -> Conversation:
-        """Load a saved conversation.
-
-        If the state of the cache does not match, the text is read again with the next message, and
-        other rows may be kept. `conversation.llm.archive_trouble` reports losses of the archive.
-
-        Args:
-            path: the session file, which is not changed.
-            llm: the model, loaded with the same settings. Its cache is emptied, unless the file is
-                rejected.
-            reread: read the whole text again with the next message, with any model and settings,
-                which also rebuilds the archive. The same model reads the saved tokens; another one
-                tokenizes messages and answers, and loses pins and replaced answers.
-
-        Raises:
-            SessionError: the file does not exist, is damaged or of another format, or, without
-                `reread`, of another model, other settings or another template.
-            SettingsError: with `reread`: the pinned tokens do not fit the budget.
-        """
-        llm = text_of(llm)
-        session, saved, layout = open_conversation(path, llm, reread=reread)
+    def _of(cls, contents: Contents, kv_file: Path, llm: Text) -> Conversation:
+        with damage_found(kv_file.with_suffix("")):
+            if contents.info.kind != CONVERSATION:
+                raise SessionError(f"{contents.info.title} is a story: open it with generate")
+            saved = record_of(ConversationSettings, contents.info.settings, "settings")
+            dialogue, tokens = dialogue_of(contents)
+        remember_pictures(llm, contents)
+        is_same = saved.model.is_same(model_identity(llm.model))
         conversation = cls(
             llm,
             system=saved.system,
             tools=saved.tools,
-            thinking=saved.thinking,
+            # another model may not support reasoning
+            thinking=saved.thinking if is_same else USUAL,
             sampling=saved.sampling,
             pin_system=saved.places.pin_system,
             fair_turns=saved.places.fair_turns,
         )
         conversation.lore, conversation.note = saved.lore, saved.note
-        conversation._dialogue = Dialogue(saved.turns, saved.kept)
-        conversation._files = dict(session.pictures)
-        if layout is not None:
-            conversation._begin(layout)
-        else:
-            conversation._read_file(path, session, saved)
-            conversation._n_empty = saved.empty
+        conversation._files = dict(contents.pictures)
+        template = conversation._template
+        if is_same and template.fingerprint == saved.template:
+            conversation._dialogue, conversation._n_empty = dialogue, saved.empty
+            conversation._load_text(tokens or conversation.tokens, saved, kv_file)
+            return conversation
+        if not is_same:
+            stopped = (replace(turn, finish=FINISH_STOP, calls=()) for turn in dialogue.turns)
+            dialogue, tokens, saved = Dialogue(tuple(stopped)), [], replace(saved, pins=())
+        conversation._dialogue = dialogue
+        places = conversation._places
+        conversation._begin(lay_out(llm, template, places, dialogue.turns, tokens, saved.pins))
+        what = "chat template" if is_same else f"model ({saved.model.file})"
+        conversation.reread_reason = f"it was saved with another {what}"
         return conversation
+
+
+def remember_pictures(llm: Text, contents: Contents) -> None:
+    """Pass the pictures of a text to the model's projector.
+
+    Raises:
+        SessionError: the model has none.
+    """
+    for picture in contents.pictures.values():
+        if llm.model.projector is None:
+            raise SessionError(
+                f"the session {contents.info.title} has pictures, and the model was loaded without "
+                "a projector: give it one (--mmproj FILE)"
+            )
+        llm.model.projector.remember(picture)

@@ -173,6 +173,11 @@ class Talk(TextSession):
     def _end_answer(self) -> None:
         """End the answer in progress, if any."""
 
+    def _stop(self) -> None:
+        self._end_answer()
+        if self._text.is_there():
+            self._text.drop_surplus()
+
     def _prepare(self) -> None:
         """Restore the text in the cache, if the model was used for another one."""
         self._text.reclaim()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..cache.kv_cache import IntArray
 from ..core.prefixes import MIN_SAVED, cannot_go_back, restore, take_snapshot
 from ..core.text import HasText, Text, text_of
-from ..errors import StateError
+from ..core.tokens import n_common
 
 if TYPE_CHECKING:
     from .writer import Writer
@@ -181,23 +181,30 @@ class CachedText:
     def load(
         self,
         tokens: Sequence[int],
-        n_cached: int,
+        cached: Sequence[int],
         kv_state: bytes | mmap,
         pins: Sequence[Span] = (),
         forgotten: Sequence[Span] = (),
     ) -> None:
-        """Load a saved text with the state of the cache after `n_cached` tokens.
+        """Load a text with the state of a cache that has the tokens `cached`.
 
-        If the state does not match, all of the text has to be evaluated again.
+        If they differ from the text, their common prefix stays in the cache, if it has its rows.
+
+        Raises:
+            StateError: the state does not match; the cache is empty.
         """
-        try:
-            self.llm.load_kv_state(kv_state, tokens[:n_cached])
-        except StateError:
-            self.begin(tokens, pins=pins, forgotten=forgotten)
-            return
+        self.llm.load_kv_state(kv_state, cached)
         self._take_model()
-        self.tokens, self.pins, self.forgotten = list(tokens), tuple(pins), tuple(forgotten)
+        self.tokens, self.pins = list(cached), ()
+        self.forgotten = tuple(self.llm.dropped_spans)
         self.look()
+        self.truncate(n_common(tokens, cached))
+        self.tokens, self.forgotten = list(tokens), tuple(forgotten)
+        if self._n_pinned is not None:
+            with self.llm.lock:
+                self.llm.cache.pin(self._n_pinned)
+        self.pin(pins)
+        self._forget_what_is_read()
 
     def truncate(self, n_tokens: int, *, may_return: bool = False) -> None:
         """Truncate the text to its first `n_tokens` tokens.

@@ -108,7 +108,7 @@ def test_ctrl_c_ends_a_script_and_keeps_the_text(model: ScriptedModel) -> None:
         "stopped by Ctrl-C\n",
     )
     assert answers_of() == [("Hello", "Hi ")]
-    assert len(RecordedConversation.last.saves) == 2  # also before it was answered
+    assert RecordedConversation.last.stores == 3  # also before it was answered
 
 
 def test_ctrl_c_before_the_first_word_takes_the_message_back(model: ScriptedModel) -> None:

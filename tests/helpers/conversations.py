@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,12 @@ def is_end(llm: Llama, token: int) -> bool:
 
 def said(answer: Generator[str]) -> str:
     return "".join(answer)
+
+
+def without_kv(file: Path) -> Path:
+    """Delete the KV cache of a session file, whose text is then read again."""
+    file.with_name(f"{file.name}.kv").unlink(missing_ok=True)
+    return file
 
 
 def text_of(conversation: Conversation) -> list[int]:

@@ -103,7 +103,7 @@ class RecordedConversation(Conversation):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         self.said: list[str] = []
         self.limits: list[int | None] = []
-        self.saves: list[Path] = []
+        self.stores = 0
         type(self).last = self
         super().__init__(*arguments, **settings)
 
@@ -124,9 +124,9 @@ class RecordedConversation(Conversation):
         self.said.append(message)
         return super().edit(message, max_tokens=max_tokens)
 
-    def save(self, path: str | Path, *, portable: bool = False) -> None:
-        super().save(path, portable=portable)
-        self.saves.append(Path(path))
+    def store(self, *, leaving: bool = False) -> None:
+        super().store(leaving=leaving)
+        self.stores += 1
 
 
 def ticking_clock() -> Iterator[float]:

@@ -132,7 +132,7 @@ def test_another_model_may_have_none(
     answers.append("Yes.")
     said(talk.say("Hi"))
     talk.save(tmp_path / "talk")
-    other = Conversation.load(tmp_path / "talk", models[QWEN25], reread=True)
+    other = Conversation.load(tmp_path / "talk", models[QWEN25])
     assert (other.turns[0].answer, other.thinking) == ("Yes.", Thinking())
 
 
