@@ -147,7 +147,7 @@ EVICTION_OPTIONS: dict[str, Any] = {
         min=1,
         show_default="a quarter of the free memory, shared by all texts; no limit for a saved chat",
     ),
-    "keep_thoughts": _cache(bool, "Keep the reasoning of finished answers in the cache."),
+    "keep_reasoning": _cache(bool, "Keep the reasoning of finished answers in the cache."),
 }
 SAMPLING_OPTIONS: dict[str, Any] = {
     "temperature": _sampling(

@@ -75,7 +75,7 @@ def chat(
     reasoning_budget: ReasoningBudget = None,
     no_thinking: NoThinking = False,
     mmproj: Mmproj = None,
-    go_on: Annotated[
+    resume: Annotated[
         bool, _saving_option("--continue", "-c", help="Resume the last conversation.")
     ] = False,
     session: Annotated[
@@ -132,11 +132,11 @@ def chat(
     a terminal is answered line by line (pyh2o chat < script.txt), and saved only with --session.
     With --web the chat is a page at http://127.0.0.1:8000/, or on a free port if that is taken.
     """
-    if go_on and session is not None:
+    if resume and session is not None:
         raise typer.BadParameter("give either --continue or --session NAME")
     options = replace(options, mmproj=mmproj)
     opened = session
-    if go_on:
+    if resume:
         opened = _last_chat(saving=not no_save)
     given = typed_options(context)
     if web:

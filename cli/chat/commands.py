@@ -64,7 +64,7 @@ def _continue(chat: Chat, _argument: str) -> None:
     chat.answer(
         chat.results()
         if chat.conversation.calls
-        else lambda: chat.conversation.go_on(max_tokens=chat.max_tokens),
+        else lambda: chat.conversation.resume(max_tokens=chat.max_tokens),
         "the answer is unchanged",
         n_before=last.end - last.part_starts[-1],
     )
@@ -99,12 +99,12 @@ def _answers(chat: Chat, argument: str) -> None:
     say_unread(chat.conversation)
 
 
-@COMMANDS.add("/thoughts")
+@COMMANDS.add("/reasoning")
 def _reasoning(chat: Chat, _argument: str) -> None:
     """Show the reasoning of the last answer."""
     _need_turn(chat)
     last = chat.conversation.turns[-1]
-    parts = [*(step.thoughts for step in last.steps), last.thoughts]
+    parts = [*(step.reasoning for step in last.steps), last.reasoning]
     found = "\n\n".join(each.strip() for each in parts if each.strip())
     terminal.say(found or "the answer contains no separate reasoning", style="dim")
 

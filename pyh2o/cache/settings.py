@@ -72,7 +72,7 @@ class EvictionSettings:
         recall_mib: maximum MiB of the archive, beyond which the oldest rows are removed. None is a
             quarter of the memory that is free after loading, divided by the number of texts. It is
             at least 1,024 if that is no more than half of a text's share.
-        keep_thoughts: keep reasoning (<think> ... </think>) in the cache after the answer;
+        keep_reasoning: keep reasoning (<think> ... </think>) in the cache after the answer;
             otherwise it is dropped (see `Text.drop_spans`).
     """
 
@@ -87,7 +87,7 @@ class EvictionSettings:
     recall: float | int | None = None
     recall_type: ArchiveType = "q8_0"
     recall_mib: int | None = field(default=None, metadata=_NOT_SAVED)
-    keep_thoughts: bool = field(default=False, metadata=_NOT_SAVED)
+    keep_reasoning: bool = field(default=False, metadata=_NOT_SAVED)
 
     def __post_init__(self) -> None:
         """Raise a SettingsError if a setting is invalid with any window."""

@@ -34,7 +34,7 @@ class KVStatistics:
         archived: tokens in the archive.
         unarchived: tokens removed from the archive because of its size limit.
         bytes_archive: memory of the archive.
-        forgotten: number of dropped positions (see `Text.drop_spans`).
+        dropped: number of dropped positions (see `Text.drop_spans`).
         n_looked: tokens that searched the archive since the start of the last prompt.
         found_share: mean share of their attention, from 0 to 1, that went to retrieved rows, over
             all layers and query heads.
@@ -64,7 +64,7 @@ class KVStatistics:
     archived: int = 0
     unarchived: int = 0
     bytes_archive: int = 0
-    forgotten: int = 0
+    dropped: int = 0
     n_looked: int = 0
     found_share: float = 0.0
 
@@ -173,7 +173,7 @@ def statistics_of(
         cells=cells,
         used=used,
         pinned=counters.n_pinned,
-        forgotten=counters.n_forgotten,
+        dropped=counters.n_forgotten,
         compactions=counters.n_compactions,
         tokens_evicted=counters.n_cells_freed,
         rows_evicted=counters.n_rows_evicted,

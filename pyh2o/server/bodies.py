@@ -242,7 +242,7 @@ class Body(Strict):
     guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
     guided_grammar: str | None = None
     keep_dropped: bool | None = None
-    keep_thoughts: bool = False
+    keep_reasoning: bool = False
 
     @model_validator(mode="before")
     @classmethod

@@ -255,7 +255,7 @@ class OpenSession:
                 hidden = hidden_spans(
                     model.engine.model,
                     tokens,
-                    saved.told,
+                    saved.inserted,
                     n_prompt=saved.prompt_tokens,
                     has_opening=saved.opening > 0,
                     memory=saved.memory,

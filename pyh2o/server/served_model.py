@@ -132,7 +132,7 @@ class ServedModel(Served):
             stop=body.stop,
             stop_tokens=frozenset(body.stop_token_ids),
             logit_bias=self._biases(body),
-            keep_reasoning=body.keep_thoughts,
+            keep_reasoning=body.keep_reasoning,
         )
         if isinstance(body, ChatBody):
             return [self._chat(body, request)]

@@ -298,7 +298,7 @@ def _answer(asked: OneSession, body: AnswerBody) -> Response:
             raise RefusedError(400, f"{asked.name} is a story: POST .../passages continues it")
         if body.message is None and not talk.turns:
             raise RefusedError(400, "there is no message yet: send one (message)")
-        begin: Callable[..., Any] = talk.regenerate if body.regenerate else talk.go_on
+        begin: Callable[..., Any] = talk.regenerate if body.regenerate else talk.resume
         said = body.edit if body.message is None else body.message
         if said is not None:
             [marked] = with_marks(model.engine.model, [{"content": said}])

@@ -48,7 +48,7 @@ class Conversation(Talk):
     If the model was used for another text in between, the conversation is restored from snapshots
     of the cache, and the rest is read again.
 
-    The reasoning of an answer is dropped from the cache when the next message is sent (see
+    The reasoning of an answer is removed from the cache when the next message is sent (see
     `Text.drop_spans`). That of the last answer stays, so that the answer can be continued.
 
     The tokens before the first message, such as the system prompt, are pinned; without a given
@@ -56,7 +56,7 @@ class Conversation(Talk):
     with `fair_turns` of each turn in proportion to its length (fair eviction of "The Pitfalls of KV
     Cache Compression", arXiv 2510.00231).
 
-    An answer that only repeats itself ends (see repetition.py); `go_on` continues it.
+    An answer that only repeats itself ends (see repetition.py); `resume` continues it.
 
     The generators compute each piece when it is requested. If one is closed early, or interrupted
     by Ctrl-C, the text so far is the answer. If the answer is empty or an error occurs, nothing
@@ -159,7 +159,7 @@ class Conversation(Talk):
         """
         return self._answer(lambda: self._give_results(tuple(calls), max_tokens))
 
-    def go_on(self, *, max_tokens: int | None = None) -> Generator[str]:
+    def resume(self, *, max_tokens: int | None = None) -> Generator[str]:
         """Continue the last answer, which was stopped or reached its limit; see `say`.
 
         Yields only new text.
@@ -167,7 +167,7 @@ class Conversation(Talk):
         Raises:
             PyH2OError: the model has ended its answer.
         """
-        return self._answer(lambda: self._go_on(max_tokens))
+        return self._answer(lambda: self._resume(max_tokens))
 
     def _answer(self, start: Callable[[], Generator[str]]) -> Generator[str]:
         """End the previous answer, and start another one when its first piece is requested."""
@@ -192,7 +192,7 @@ class Conversation(Talk):
                 )
             generator.close()
 
-    def _go_on(self, max_tokens: int | None) -> Generator[str]:
+    def _resume(self, max_tokens: int | None) -> Generator[str]:
         last = self._dialogue.last
         if last.finish == FINISH_STOP:
             raise PyH2OError("the model has ended its answer: send a message, or regenerate it")
@@ -210,8 +210,8 @@ class Conversation(Talk):
             raise PyH2OError("the last answer made other calls: pass the results of those")
         last = self._dialogue.last
         n_tokens = last.end - last.part_starts[-1]
-        step = Step(last.answer, calls, n_tokens, last.thoughts)
-        turn = replace(last, answer="", end=0, steps=(*last.steps, step), calls=(), thoughts="")
+        step = Step(last.answer, calls, n_tokens, last.reasoning)
+        turn = replace(last, answer="", end=0, steps=(*last.steps, step), calls=(), reasoning="")
         turns = [*self.turns[:-1], turn]
         frames = self._template.frames(turns)
         tokens = self._template.results(turns, frames)
@@ -238,11 +238,11 @@ class Conversation(Talk):
             self._files |= self.llm.model.projector.files_in(message)
             if not set(keys_in(message)) <= self._files.keys():
                 raise PictureError("a picture of the message is missing: add it again")
-        told = note_for_message(message, turns, self.lore, self.note)
-        turn = replace(open_turn(message), attempt=self._n_empty, told=told)
+        inserted = note_for_message(message, turns, self.lore, self.note)
+        turn = replace(open_turn(message), attempt=self._n_empty, inserted=inserted)
         text, template = self._text, self._template
         if turns:
-            text.forget(self._reasoning_spans(turns[-1:], text.tokens))
+            text.drop(self._reasoning_spans(turns[-1:], text.tokens))
         frames = template.frames([*turns, turn])
         turns, tokens, pins = self._followed(turns, frames)
         start = len(tokens)
@@ -307,8 +307,8 @@ class Conversation(Talk):
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
         check_room(self.llm, start + len(tokens))
         text, self._frames = self._text, frames
-        before, dropped = self._dialogue, text.tokens[start:]
-        old_pins, spans = text.pins, text.forgotten
+        before, removed = self._dialogue, text.tokens[start:]
+        old_pins, spans = text.pins, text.dropped
         started = text.tokens[turn.part_starts[-1] : turn.end]
         rest: list[str] = []
         run: AnswerRun | None = None
@@ -317,10 +317,10 @@ class Conversation(Talk):
             text.truncate(start, may_return=True)
             text.tokens += tokens
             if pins is None or pins == old_pins:
-                text.pin_first(old_pins, start + n_common(tokens, dropped))
+                text.pin_first(old_pins, start + n_common(tokens, removed))
             else:
                 text.pin(pins)
-                text.forget(self._reasoning_spans(dialogue.turns, text.tokens))
+                text.drop(self._reasoning_spans(dialogue.turns, text.tokens))
             self._pin_told(turn)
             run = self._answering = self._run(turn, frames, started, max_tokens)
             self._record(at_once=True)
@@ -338,13 +338,13 @@ class Conversation(Talk):
                 rest = [] if run is None else run.end()
                 if run is None or not self._keep(run):
                     self._dialogue = before
-                    text.restore(start, dropped, old_pins, spans)
+                    text.restore(start, removed, old_pins, spans)
         yield from rest
 
     def _pin_told(self, turn: Turn) -> None:
         """Pin a message with lore or a note, if half of the heavy rows stay free."""
         budget = self.llm.model.budget
-        if turn.told and budget is not None:
+        if turn.inserted and budget is not None:
             pins = merged([*self.pins, (turn.start, turn.answer_start)])
             if sum(end - start for start, end in pins) <= budget.heavy // 2:
                 self._text.pin(pins)

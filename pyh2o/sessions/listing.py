@@ -48,7 +48,7 @@ def text_of(contents: Contents, form: str) -> str:
             about["system"] = settings.get("system")
             about["turns"] = [
                 {"user": turn.user, "answer": turn.answer, "finish": turn.finish}
-                | ({"told": told} if (told := turn.about.get("told")) else {})
+                | ({"inserted": inserted} if (inserted := turn.about.get("inserted")) else {})
                 | ({"called": called} if (called := [*_called(turn)]) else {})
                 for turn in turns
             ]

@@ -90,13 +90,14 @@ def note_for_message(
     """
     newest = [text for turn in turns[-KEY_TURNS:] for text in (turn.user, turn.answer)]
     text = "\n".join([*newest, message])
-    before = [turn.told for turn in turns]
+    before = [turn.inserted for turn in turns]
     new = [
         entry.content
         for entry in sorted(lore, key=lambda entry: entry.order)
-        if not any(_bracketed(entry.content) in told for told in before) and entry.comes_up(text)
+        if not any(_bracketed(entry.content) in inserted for inserted in before)
+        and entry.comes_up(text)
     ]
-    is_due = note and not any(_bracketed(note) in told for told in before[-NOTE_TURNS:])
+    is_due = note and not any(_bracketed(note) in inserted for inserted in before[-NOTE_TURNS:])
     return "\n\n".join(_bracketed(each) for each in [*new, *([note] if is_due else [])])
 
 

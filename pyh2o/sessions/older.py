@@ -22,6 +22,8 @@ from .turns import Dialogue, KeptAnswer, Turn
 
 _MAGIC = b"PK\x03\x04"
 _PICTURES = "pictures/"
+# Present names of fields.
+_RENAMED = {"forgotten": "dropped", "told": "inserted", "thoughts": "reasoning"}
 # Header fields that the settings do not have.
 _OTHER = {"cached", "archive", "known", "turns", "kept", "opening"}
 
@@ -47,7 +49,7 @@ def read_older(path: Path) -> Contents:
             raise SessionError(f"{path} is not a session file of pyh2o: check the name")
         if about["version"] != 1:
             raise ValueError(f"its format version is {in_one_line(ascii(about['version']))}")
-        header: dict[str, Any] = about["header"]
+        header: dict[str, Any] = _renamed(about["header"])
         tokens = np.frombuffer(_member(archive, "tokens.bin"), "<i4").tolist()
         pictures = {
             name.removeprefix(_PICTURES): _member(archive, name)
@@ -68,6 +70,15 @@ def read_older(path: Path) -> Contents:
     size = len(messages), len(tokens)
     info = TextInfo(0, kind, path.stem, changed, changed, settings, *size)
     return Contents(info, messages, replaced, pictures)
+
+
+def _renamed(value: Any) -> Any:
+    """Return a JSON value with the present names of its fields."""
+    if isinstance(value, list):
+        return [_renamed(each) for each in value]
+    if isinstance(value, dict):
+        return {_RENAMED.get(name, name): _renamed(each) for name, each in value.items()}
+    return value
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -93,7 +104,7 @@ def _passages(header: dict[str, Any], settings: dict[str, Any], tokens: list[int
     text = notes.pop("text", opening)
     notes.pop("passages", None)
     settings |= {"echo": bool(opening), "opening": len(opening), "notes": notes}
-    end = n_with_notes(header["prompt_tokens"], header.get("told", ()))
+    end = n_with_notes(header["prompt_tokens"], header.get("inserted", ()))
     prompt = Message(opening, "", "stop", n_before=end, tokens=packed(tokens[:end]))
     finish = header["finish"] or FINISH_INTERRUPTED
     passage = Message("", text.removeprefix(opening), finish, tokens=packed(tokens[end:]))

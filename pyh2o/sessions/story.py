@@ -83,7 +83,7 @@ class Story(TextSession):
         memory: text before the prompt that is not part of the story.
         lore: entries that are inserted before a passage when a key matches (see `lorebooks`).
         note: author's note, which is inserted before each passage; "" for none.
-        told: spans of the inserted notes.
+        inserted: spans of the inserted notes.
         passages: the generated or edited passages, in order.
         thinking: reasoning settings.
     """
@@ -127,7 +127,7 @@ class Story(TextSession):
         self.memory, self.thinking = memory, thinking
         self.lore: tuple[LoreEntry, ...] = ()
         self.note = ""
-        self.told: tuple[Span, ...] = ()
+        self.inserted: tuple[Span, ...] = ()
         self.passages: list[Passage] = []
         self._brackets: list[int] = []  # tokens with an opening bracket
         self._has_note = False
@@ -159,12 +159,12 @@ class Story(TextSession):
     def written(self) -> int:
         """Number of generated tokens."""
         n_tokens = len(self.tokens)
-        return n_tokens - n_of_notes(n_tokens, self.told) - self.n_prompt
+        return n_tokens - n_of_notes(n_tokens, self.inserted) - self.n_prompt
 
     @property
     def own_tokens(self) -> list[int]:
         """The tokens without notes."""
-        return own_tokens(self.tokens, self.told)
+        return own_tokens(self.tokens, self.inserted)
 
     @property
     def hidden(self) -> list[Span]:
@@ -172,7 +172,7 @@ class Story(TextSession):
         return hidden_spans(
             self.llm.model,
             self.tokens,
-            self.told,
+            self.inserted,
             n_prompt=self.n_prompt,
             has_opening=bool(self._opening),
             memory=self.memory,
@@ -318,12 +318,12 @@ class Story(TextSession):
         newest = _written(self.llm, own, max(0, len(own) - KEY_CHARACTERS))
         note = note_for_passage(newest.decode(errors="ignore"), self.lore, self.note)
         # a prompt that is not shown is not split
-        first = 0 if self._opening else n_with_notes(self.n_prompt, self.told)
-        told = insert_note(self._text, self.told, note, first)
+        first = 0 if self._opening else n_with_notes(self.n_prompt, self.inserted)
+        inserted = insert_note(self._text, self.inserted, note, first)
         for passage in self.passages:
             start = passage.start
-            passage.start = n_with_notes(start - n_of_notes(start, self.told), told)
-        self.told = told
+            passage.start = n_with_notes(start - n_of_notes(start, self.inserted), inserted)
+        self.inserted = inserted
         if note and not self._brackets:
             self._brackets = bracket_tokens(self.llm.model)
         self._has_note = bool(note)
@@ -401,10 +401,10 @@ class Story(TextSession):
         if _written(self.llm, tokens, n_prompt) != utf8(text[len(opening) :]):
             n_prompt, opening = len(tokens), text  # some texts cannot be tokenized exactly
         self._text.reclaim()
-        n_left = n_with_notes(n_same, self.told)
+        n_left = n_with_notes(n_same, self.inserted)
         self._text.truncate(n_left)
         self._text.tokens += tokens[n_same:]
-        self.told = tuple(span for span in self.told if span[1] <= n_left)
+        self.inserted = tuple(span for span in self.inserted if span[1] <= n_left)
         prompt = self._prompt if self._echo else ""
         n_tokens = len(self.tokens)
         prompt, self.passages = edited(prompt, self.passages, text, n_left, n_tokens)
@@ -455,7 +455,7 @@ class Story(TextSession):
             seconds=self.seconds,
             notes=self.notes,
             memory=self.memory,
-            told=self.told,
+            inserted=self.inserted,
             lore=self.lore,
             note=self.note,
             thinking=self.thinking,
@@ -518,7 +518,7 @@ class Story(TextSession):
             saved = record_of(StorySettings, contents.info.settings, "settings")
             prompt, *written = contents.messages
             tokens = unpacked(b"".join(message.tokens for message in contents.messages))
-            own = own_tokens(tokens, saved.told)
+            own = own_tokens(tokens, saved.inserted)
             whole = prompt.user if saved.echo else ""
             whole += "".join(message.answer for message in written)
         is_same = saved.model.is_same(model_identity(llm.model))
@@ -548,7 +548,7 @@ class Story(TextSession):
             story.reread_reason = f"it was saved with another model ({saved.model.file})"
             return story
         story._prompt, story._opening = prompt.user, whole[: saved.opening]
-        story.memory, story.told = saved.memory, saved.told
+        story.memory, story.inserted = saved.memory, saved.inserted
         story._load_text(tokens, saved, kv_file)
         story.finish, story._ended, story.seconds = saved.finish, saved.ended, saved.seconds
         if written and written[-1].finish == FINISH_INTERRUPTED:

@@ -75,7 +75,7 @@ def insert_note(text: CachedText, notes: Sequence[Span], note: str, first: int) 
         dropped: Sequence[Span] = notes
         for pin in ((0, text.n_pinned), *text.pins):
             dropped = without(dropped, *pin)
-        text.forget(dropped)
+        text.drop(dropped)
     if not note:
         return notes
     first = max(first, text.n_pinned, *(end + 1 for _, end in ((0, 0), *notes, *text.pins)))

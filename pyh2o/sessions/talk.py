@@ -85,7 +85,7 @@ class Talk(TextSession):
             return
         self._dialogue, chosen = self._dialogue.choose(attempt, text.tokens)
         text.truncate(last.answer_start, may_return=True)
-        text.restore(last.answer_start, chosen.tokens, text.pins, text.forgotten)
+        text.restore(last.answer_start, chosen.tokens, text.pins, text.dropped)
 
     def undo(self) -> Turn:
         """Remove the last message with its answer, and return them.
@@ -163,7 +163,7 @@ class Talk(TextSession):
         self._frames = None
         text, tokens = self._text, layout.tokens
         text.begin(tokens, n_pinned=layout.n_pinned, pins=layout.pins)
-        text.forget(self._reasoning_spans(layout.turns[:-1], tokens))
+        text.drop(self._reasoning_spans(layout.turns[:-1], tokens))
 
     def _settle(self) -> None:
         """End the answer in progress, and restore the text in the cache."""

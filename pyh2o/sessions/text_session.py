@@ -96,7 +96,7 @@ class TextSession:
             SettingsError: the text has no such tokens, or they do not fit the budget.
         """
         pins = merged([*self.pins, self._span(start, end)])
-        for span in self._text.forgotten:
+        for span in self._text.dropped:
             pins = without(pins, *span)
         check_pins(self.llm, self.n_pinned, pins)
         self._text.pin(pins)
@@ -243,7 +243,7 @@ class TextSession:
             "settings": settings_identity(model),
             "sampling": self.sampling,
             "pins": self.pins,
-            "forgotten": self._text.forgotten,
+            "dropped": self._text.dropped,
         }
 
     def _write_to(self, database: Database, text: int) -> None:
@@ -262,16 +262,16 @@ class TextSession:
 
     def _load_text(self, tokens: Sequence[int], saved: TextSettings, kv_file: Path) -> None:
         """Load the text, with the state of the cache if it fits."""
-        pins, forgotten = within(saved.pins, len(tokens)), within(saved.forgotten, len(tokens))
+        pins, dropped = within(saved.pins, len(tokens)), within(saved.dropped, len(tokens))
         try:
             check_pins(self.llm, self.n_pinned, pins)
         except SettingsError:
             pins = ()
         try:
             cached, state = read_kv(kv_file, self.llm.model)
-            self._text.load(tokens, cached, state, pins, forgotten)
+            self._text.load(tokens, cached, state, pins, dropped)
         except StateError as error:
-            self._text.begin(tokens, pins=pins, forgotten=forgotten)
+            self._text.begin(tokens, pins=pins, dropped=dropped)
             self.reread_reason = str(error)
 
 

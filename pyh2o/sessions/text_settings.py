@@ -32,7 +32,7 @@ class TextSettings:
         model, settings: the model and its settings.
         sampling: sampling settings.
         pins: pinned spans other than the first tokens.
-        forgotten: spans dropped from the cache.
+        dropped: spans dropped from the cache.
         lore, note, thinking: as in the conversation or story.
     """
 
@@ -42,7 +42,7 @@ class TextSettings:
     settings: Settings
     sampling: Sampling
     pins: Spans = ()
-    forgotten: Spans = ()
+    dropped: Spans = ()
     lore: tuple[LoreEntry, ...] = ()
     note: str = ""
     thinking: Thinking = USUAL
@@ -78,7 +78,7 @@ class StorySettings(TextSettings):
         text_bytes: number of bytes returned so far.
         held: bytes that TextPieces holds back, in hexadecimal digits.
         unsearched: see TextPieces.
-        finish, until, seconds, notes, memory, told: as in the story.
+        finish, until, seconds, notes, memory, inserted: as in the story.
         ended: whether the model ended its text after the last token.
         loop_guard, ignore_eos: arguments of the story.
     """
@@ -99,7 +99,7 @@ class StorySettings(TextSettings):
     seconds: float
     notes: dict[str, Any] = field(default_factory=dict)
     memory: str = ""
-    told: Spans = ()
+    inserted: Spans = ()
 
 
 def within(spans: Sequence[Span], n_tokens: int) -> Spans:
@@ -123,7 +123,7 @@ def damage_found(path: Path) -> Iterator[None]:
 
 
 # Fields of a turn that are not columns of the database.
-_ABOUT = ("told", "steps", "calls", "thoughts")
+_ABOUT = ("inserted", "steps", "calls", "reasoning")
 
 
 def message_of(turn: Turn, text: Sequence[int], *, is_first: bool) -> Message:

@@ -47,13 +47,13 @@ class Step:
         text: the text without the calls.
         calls: the calls with their results.
         n_tokens: number of tokens of the part and the results, including the template's.
-        thoughts: reasoning before the text.
+        reasoning: reasoning before the text.
     """
 
     text: str
     calls: tuple[Call, ...]
     n_tokens: Count
-    thoughts: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Turn:
         answer_start: first token of the answer or of its first step.
         end: end of the answer; its last token may not be evaluated yet.
         attempt: number of earlier answers to the message.
-        told: lore and note before the message (see `lorebooks`).
+        inserted: lore and note before the message (see `lorebooks`).
         steps: earlier parts of the answer, which called tools.
         calls: calls that wait for their results.
-        thoughts: reasoning before the answer's text.
+        reasoning: reasoning before the answer's text.
     """
 
     user: str
@@ -83,20 +83,20 @@ class Turn:
     answer_start: Count
     end: Count
     attempt: Count = 0
-    told: str = ""
+    inserted: str = ""
     steps: tuple[Step, ...] = ()
     calls: tuple[Call, ...] = ()
-    thoughts: str = ""
+    reasoning: str = ""
 
     @property
     def message(self) -> str:
         """The message with lore and note."""
-        return f"{self.told}\n\n{self.user}" if self.told else self.user
+        return f"{self.inserted}\n\n{self.user}" if self.inserted else self.user
 
     @property
     def unanswered(self) -> Turn:
         """The turn without its answer."""
-        return replace(self, answer="", end=0, steps=(), calls=(), thoughts="")
+        return replace(self, answer="", end=0, steps=(), calls=(), reasoning="")
 
     @property
     def part_starts(self) -> list[int]:
@@ -109,7 +109,7 @@ class KeptAnswer:
     """A replaced answer to the last message.
 
     Attributes:
-        answer, finish, attempt, steps, calls, thoughts: as in a turn.
+        answer, finish, attempt, steps, calls, reasoning: as in a turn.
         tokens: tokens of the answer; [n_tokens], at least one.
     """
 
@@ -119,7 +119,7 @@ class KeptAnswer:
     tokens: tuple[Count, ...]
     steps: tuple[Step, ...] = ()
     calls: tuple[Call, ...] = ()
-    thoughts: str = ""
+    reasoning: str = ""
 
     def in_turn(self, turn: Turn) -> Turn:
         """Return the turn with this answer instead of its own."""
@@ -258,7 +258,7 @@ class AnswerRun:
             finish=self.finish,
             end=end,
             calls=self.calls,
-            thoughts="".join(self._reasoning),
+            reasoning="".join(self._reasoning),
         )
 
 

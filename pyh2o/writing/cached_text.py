@@ -33,7 +33,7 @@ class CachedText:
         llm: the text of the model.
         tokens: the tokens; append new ones here, and use the methods for other changes.
         pins: pinned spans other than the first tokens; ascending, not adjacent.
-        forgotten: spans to drop from the cache once they are read; ascending, not adjacent.
+        dropped: spans to drop from the cache once they are read; ascending, not adjacent.
     """
 
     def __init__(self, llm: Text | HasText, on_taken: Callable[[], None] | None = None) -> None:
@@ -46,7 +46,7 @@ class CachedText:
         self.llm = text_of(llm)
         self.tokens: list[int] = []
         self.pins: tuple[Span, ...] = ()
-        self.forgotten: tuple[Span, ...] = ()
+        self.dropped: tuple[Span, ...] = ()
         self._snapshots = self.llm.model.snapshots
         self._n_pinned: int | None = None
         self._n_cached = 0
@@ -122,17 +122,17 @@ class CachedText:
         *,
         n_pinned: int | None = None,
         pins: Sequence[Span] = (),
-        forgotten: Sequence[Span] = (),
+        dropped: Sequence[Span] = (),
     ) -> None:
         """Replace the text, and empty the cache.
 
         Args:
             tokens: the new text.
             n_pinned: number of first tokens to pin; None for the present or configured number.
-            pins, forgotten: see the attributes.
+            pins, dropped: see the attributes.
         """
         self._take_model()
-        self.tokens, self.pins, self.forgotten = list(tokens), tuple(pins), tuple(forgotten)
+        self.tokens, self.pins, self.dropped = list(tokens), tuple(pins), tuple(dropped)
         self._n_pinned = self._n_pinned if n_pinned is None else n_pinned
         self.drop_snapshots()
         self.recover(0)
@@ -151,7 +151,7 @@ class CachedText:
                 if self._n_pinned is not None:
                     self.llm.cache.pin(self._n_pinned)
                 self.llm.cache.pin_spans(self.pins)
-            self._forget_what_is_read()
+            self._drop_read_spans()
             self.look()
 
     @property
@@ -184,7 +184,7 @@ class CachedText:
         cached: Sequence[int],
         kv_state: bytes | mmap,
         pins: Sequence[Span] = (),
-        forgotten: Sequence[Span] = (),
+        dropped: Sequence[Span] = (),
     ) -> None:
         """Load a text with the state of a cache that has the tokens `cached`.
 
@@ -196,15 +196,15 @@ class CachedText:
         self.llm.load_kv_state(kv_state, cached)
         self._take_model()
         self.tokens, self.pins = list(cached), ()
-        self.forgotten = tuple(self.llm.dropped_spans)
+        self.dropped = tuple(self.llm.dropped_spans)
         self.look()
         self.truncate(n_common(tokens, cached))
-        self.tokens, self.forgotten = list(tokens), tuple(forgotten)
+        self.tokens, self.dropped = list(tokens), tuple(dropped)
         if self._n_pinned is not None:
             with self.llm.lock:
                 self.llm.cache.pin(self._n_pinned)
         self.pin(pins)
-        self._forget_what_is_read()
+        self._drop_read_spans()
 
     def truncate(self, n_tokens: int, *, may_return: bool = False) -> None:
         """Truncate the text to its first `n_tokens` tokens.
@@ -221,8 +221,8 @@ class CachedText:
         del self.tokens[n_tokens:]
         self.pin_first(self.pins, n_tokens)
         # the end of a dropped span has no rows
-        n_there = next((a for a, b in self.forgotten if a < n_tokens <= b), n_tokens)
-        self.forgotten = tuple((a, b) for a, b in self.forgotten if b < n_tokens)
+        n_there = next((a for a, b in self.dropped if a < n_tokens <= b), n_tokens)
+        self.dropped = tuple((a, b) for a, b in self.dropped if b < n_tokens)
         if n_there < self.llm.n_tokens and not (
             n_there and self.has_rows(n_there) and self.llm.remove_tail(n_there)
         ):
@@ -234,12 +234,12 @@ class CachedText:
         start: int,
         tokens: Sequence[int],
         pins: Sequence[Span],
-        forgotten: Sequence[Span],
+        dropped: Sequence[Span],
     ) -> None:
         """Restore the tokens, pins and dropped spans after the first `start` tokens."""
         self.truncate(start)
         self.tokens += tokens
-        self.forgotten = tuple(forgotten)
+        self.dropped = tuple(dropped)
         if len(self.unread) - self.n_to_read(self.tokens) >= MIN_SAVED:
             self.recover(len(self.tokens))
         if self.pins != tuple(pins):
@@ -257,20 +257,20 @@ class CachedText:
                 first_needed = min(end + 1, n_tokens)
         return self.llm.can_remove_tail(first_needed)
 
-    def forget(self, spans: Sequence[Span]) -> None:
+    def drop(self, spans: Sequence[Span]) -> None:
         """Drop more spans (see `Text.drop_spans`), at once or when they are read.
 
         Raises:
             SettingsError: they are pinned.
         """
-        forgotten = tuple(sorted({*self.forgotten, *spans}))
-        if forgotten != self.forgotten:
-            self.forgotten = forgotten
-            self._forget_what_is_read()
+        dropped = tuple(sorted({*self.dropped, *spans}))
+        if dropped != self.dropped:
+            self.dropped = dropped
+            self._drop_read_spans()
 
-    def _forget_what_is_read(self) -> None:
+    def _drop_read_spans(self) -> None:
         n_tokens = self.llm.n_tokens
-        self.llm.drop_spans([(start, end) for start, end in self.forgotten if end < n_tokens])
+        self.llm.drop_spans([(start, end) for start, end in self.dropped if end < n_tokens])
 
     def drop_surplus(self) -> None:
         """Remove rows of an evaluation that Ctrl-C aborted before its tokens were recorded."""
@@ -299,7 +299,7 @@ class CachedText:
             max_tokens: maximum number of tokens to sample; None for no limit.
         """
         llm = self.llm
-        for start, end in self.forgotten:
+        for start, end in self.dropped:
             if llm.n_tokens <= end < len(self.tokens):
                 llm.read(self.tokens[llm.n_tokens : end + 1])
                 llm.drop_spans([(start, end)])
@@ -321,6 +321,6 @@ class CachedText:
     @property
     def kept(self) -> list[int]:
         """The tokens without dropped spans."""
-        ends = [0, *(end for _, end in self.forgotten)]
-        starts = [*(start for start, _ in self.forgotten), len(self.tokens)]
+        ends = [0, *(end for _, end in self.dropped)]
+        starts = [*(start for start, _ in self.dropped), len(self.tokens)]
         return [t for a, b in zip(ends, starts, strict=True) for t in self.tokens[a:b]]

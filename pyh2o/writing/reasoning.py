@@ -79,7 +79,7 @@ def marks_of(template: str) -> ReasoningMarks:
 
 def drops_reasoning(model: Model) -> bool:
     """Return whether the reasoning of finished answers is dropped from the cache."""
-    return model.evicting and not model.settings.keep_thoughts
+    return model.evicting and not model.settings.keep_reasoning
 
 
 def reasoning_span(

@@ -6,7 +6,7 @@ The client sends the history without reasoning, as clients do. A grammar makes t
 between <think> and </think> before each answer. Three ways, interleaved, each with its own model:
 
 * dropped: reasoning is dropped from the cache when its answer has ended;
-* kept: reasoning stays, and the history without it is read again (`keep_thoughts`);
+* kept: reasoning stays, and the history without it is read again (`keep_reasoning`);
 * full: a full cache, which is read again from the first reasoning that the history lacks.
 
 The last lines show how far the logits of a next turn are from those of the history read again, in a
@@ -140,7 +140,7 @@ def run() -> None:
     grammar = GRAMMAR.format(given.reasoning, given.reasoning * 3 // 2, given.answer)
     ways: dict[str, dict[str, Any]] = {
         "dropped": {},
-        "kept": {"keep_thoughts": True},
+        "kept": {"keep_reasoning": True},
         "full": {"evict": False, "recall": None},
     }
     chats = {
@@ -155,7 +155,7 @@ def run() -> None:
         print(
             f"turn {turn + 1}, {name}: {n_read} tokens read, first text after {first:.2f} s, "
             f"whole answer after {last:.1f} s; {kv.position} positions, {kv.used} cells used, "
-            f"{kv.forgotten} dropped, {kv.bytes_total / 2**20:.0f} MiB, "
+            f"{kv.dropped} dropped, {kv.bytes_total / 2**20:.0f} MiB, "
             f"archive {kv.bytes_archive / 2**20:.1f} MiB",
             flush=True,
         )

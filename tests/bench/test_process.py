@@ -28,7 +28,7 @@ def test_cache_evicts_as_the_library_does(path: Path) -> None:
     for recall in (0, 24):
         settings = {"n_ctx": TRAINED, "hh": 56, "recent": 40, "recall": recall, "policy": "h2o"}
         with closing(Worker(Cache("a", {**settings, **ONE}), path, TOKENS)) as worker:
-            assert worker.ready.use.used == 0  # the warm-up is forgotten
+            assert worker.ready.use.used == 0  # the warm-up is dropped
             worker.ask("read", 300)
             read = worker.ask("end", 40)
             generated = worker.ask("generate", 4)

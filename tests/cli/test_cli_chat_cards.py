@@ -36,14 +36,14 @@ def test_a_card_begins_the_chat(model: ScriptedModel, files: tuple[str, ...]) ->
     assert notes_of(output)[-1] == "inserted every few messages: Be brief."
     conversation = RecordedConversation.last
     assert conversation.system == SYSTEM
-    assert [turn.told for turn in conversation.turns] == [
+    assert [turn.inserted for turn in conversation.turns] == [
         "", "[Be brief.]", "[Ada fears comets.]"
     ]  # fmt: skip
     model.say("Yes.", "Well.")
     again = run("chat", "--session", "stars", stdin="And a comet?\n/note Rhyme.\nSo?\n")
     assert again.text == "Yes.\nWell.\n"
     conversation = RecordedConversation.last
-    assert [turn.told for turn in conversation.turns[-2:]] == ["", "[Rhyme.]"]
+    assert [turn.inserted for turn in conversation.turns[-2:]] == ["", "[Rhyme.]"]
     assert (conversation.system, conversation.note) == (SYSTEM, "Rhyme.")
     read_again = run("chat", *files, "--session", "stars", stdin='/note ""\n')
     assert "read again" not in read_again.notes  # it is the same card

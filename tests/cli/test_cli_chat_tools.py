@@ -137,7 +137,7 @@ def test_thoughts_are_counted_and_kept_from_the_text(
     model = scripted_chat(llm, monkeypatch)
     thoughts = "Well, one\nand two."
     model.say(f"{thoughts}</think>\n\nThree.", "</think>Bye.")
-    output = run("chat", stdin="1 + 2?\n/thoughts\nbye\n/thoughts\n")
+    output = run("chat", stdin="1 + 2?\n/reasoning\nbye\n/reasoning\n")
     assert output.text == "Three.\nBye.\n"
     first, *shown, none = notes_of(output)
     assert first == f"reasoning: {len(thoughts)} tokens"

@@ -286,7 +286,7 @@ def test_results_of_tools_go_back(models: dict[str, Llama], answers: deque[str])
 OTHERWISE = '<tool_call>\n{"name": "weather","arguments": { "city":"Rome"} }\n</tool_call>'
 
 
-@pytest.mark.parametrize("keep_thoughts", [False, True])
+@pytest.mark.parametrize("keep_reasoning", [False, True])
 @pytest.mark.parametrize(
     "drawn",
     [
@@ -298,12 +298,12 @@ OTHERWISE = '<tool_call>\n{"name": "weather","arguments": { "city":"Rome"} }\n</
     ids=["call", "said before", "thoughts before", "white space"],
 )
 def test_answers_that_are_rendered_otherwise_are_not_read_again(
-    tmp_path: Path, answers: deque[str], drawn: str, keep_thoughts: bool
+    tmp_path: Path, answers: deque[str], drawn: str, keep_reasoning: bool
 ) -> None:
     """Calls as the template writes them, contents as clients strip them: the text has its own."""
     path = write_chat_gguf(tmp_path / "tiny.gguf", template(QWEN3), n_ctx_train=4096)
     messages: list[Any] = [*HELLO]
-    with tiny_llama(path, **CACHE, keep_thoughts=keep_thoughts) as llm:
+    with tiny_llama(path, **CACHE, keep_reasoning=keep_reasoning) as llm:
         for number in range(6):
             answers.append(drawn)
             n_before, n_text = llm.text.model.batcher.counts.tokens, llm.n_tokens
@@ -313,7 +313,7 @@ def test_answers_that_are_rendered_otherwise_are_not_read_again(
             message = made["choices"][0]["message"]
             messages += [message, {"role": "user", "content": f"And on day {number}?"}]
             message["content"] = (message["content"] or "").strip()
-            if not keep_thoughts:
+            if not keep_reasoning:
                 message.pop("reasoning_content", None)
             if OTHERWISE in drawn:
                 *_, call = message["tool_calls"]

@@ -254,14 +254,14 @@ def test_one_that_fails_does_not_stop_the_others(engine: Engine, rng: np.random.
                 with pytest.raises(RuntimeError, match="llama_decode returned"):
                     llm.eval([N_VOCAB + 7])
 
-    def go_on() -> int:
+    def resume() -> int:
         with llama_in(engine) as llm:
             llm.reset()
             for piece in texts:
                 llm.eval(piece)
             return llm.n_tokens
 
-    assert at_once([go_on, fail, go_on]) == [60, None, 60]
+    assert at_once([resume, fail, resume]) == [60, None, 60]
 
 
 class Sleeper:

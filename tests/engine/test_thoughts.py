@@ -82,7 +82,7 @@ def test_ten_thinking_turns_read_nothing_again(
 
 
 def test_thoughts_that_stay_are_read_again_without(path: Path, rng: np.random.Generator) -> None:
-    with tiny_engine(path, texts=1, keep_thoughts=True, **BUDGET) as engine:
+    with tiny_engine(path, texts=1, keep_reasoning=True, **BUDGET) as engine:
         messages = [said(words(rng, 10))]
         # an answer as long as its thoughts may be found behind them, as behind dropped messages
         answer = ask(engine, messages, 'root ::= "<think>\\n" [ab]{40} "</think>\\n\\n" [ab]{4}')
@@ -105,7 +105,7 @@ def test_answers_without_an_end_keep_their_thoughts(path: Path, rng: np.random.G
 
 
 def test_the_same_prompt_again_gets_the_same_answer(path: Path, rng: np.random.Generator) -> None:
-    """As if there had been none: what was forgotten lies behind it."""
+    """As if there had been none: what was dropped lies behind it."""
     with tiny_llama(path, **BUDGET) as llm:
         messages = [said(words(rng, 6))]
         first, second = (ask(llm, messages, seed=3)["choices"] for _ in range(2))

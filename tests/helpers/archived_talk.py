@@ -18,7 +18,7 @@ def opened(path: Path, **settings: Any) -> Llama:
     return tiny_llama(path, **{**RECALLING, **settings})
 
 
-def go_on(conversation: Conversation, word: str = "why", *, again: bool = False) -> list[Any]:
+def resume(conversation: Conversation, word: str = "why", *, again: bool = False) -> list[Any]:
     """Return the text and the state of its continuation; `again` reads all of it again."""
     llm = conversation.llm
     text = said(conversation.say(f"{word} " * 40, max_tokens=150))
@@ -40,7 +40,7 @@ def talk(path: Path, n_turns: int = 3) -> Conversation:
     """Return a conversation that has archived rows."""
     conversation = Conversation(opened(path))
     for i in range(n_turns):
-        go_on(conversation, f"turn {i}")
+        resume(conversation, f"turn {i}")
     assert conversation.llm.kv.archived > 128  # at least a whole page, which is written to a file
     return conversation
 

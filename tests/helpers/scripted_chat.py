@@ -116,9 +116,9 @@ class RecordedConversation(Conversation):
         self.said.append(self.turns[-1].user)
         return super().regenerate(max_tokens=max_tokens)
 
-    def go_on(self, *, max_tokens: int | None = None) -> Generator[str]:
+    def resume(self, *, max_tokens: int | None = None) -> Generator[str]:
         self.limits.append(max_tokens)
-        return super().go_on(max_tokens=max_tokens)
+        return super().resume(max_tokens=max_tokens)
 
     def edit(self, message: str, *, max_tokens: int | None = None) -> Generator[str]:
         self.said.append(message)

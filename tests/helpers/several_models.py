@@ -45,7 +45,7 @@ class Loads:
 
     Attributes:
         counts: how often each was loaded.
-        held: names of models that wait for `go_on` before they load.
+        held: names of models that wait for `resume` before they load.
         failures: by name, raised instead of loading a model.
     """
 
@@ -54,7 +54,7 @@ class Loads:
         self.limits = limits or Limits()
         self.counts: Counter[str] = Counter()
         self.held: set[str] = set()
-        self.go_on = threading.Event()
+        self.resume = threading.Event()
         self.failures: dict[str, Exception] = {}
 
     def models(self, *names: str) -> ServedModels:
@@ -70,7 +70,7 @@ class Loads:
 
         def counted(on_load: Callable[[float], None]) -> Any:
             self.counts[name] += 1
-            while name in self.held and not self.go_on.wait(0.01):
+            while name in self.held and not self.resume.wait(0.01):
                 on_load(0.5)
             if name in self.failures:
                 raise self.failures[name]

@@ -91,7 +91,7 @@ class State:
         self.head = self._take(self.HEAD, 1)
         self.spans = self._take("<i4", 2 * int(self.head["n_spans"][0]))
         self.starts = self._take("<i4", int(self.head["n_starts"][0]))
-        self.forgotten = self._take("<i4", 2 * int(self.head["n_forgotten"][0]))
+        self.dropped = self._take("<i4", 2 * int(self.head["n_forgotten"][0]))
         self.pictures = self._take("<i4", 5 * int(self.head["n_pictures"][0]))
         n_queries, n_span = int(self.head["n_queries"][0]), int(self.head["n_span"][0])
         self.queries = self._take("<i4", 2 * n_queries)
@@ -133,9 +133,9 @@ class State:
 
     def bytes(self) -> bytes:
         self.head["n_spans"], self.head["n_starts"] = len(self.spans) // 2, len(self.starts)
-        self.head["n_forgotten"] = len(self.forgotten) // 2
+        self.head["n_forgotten"] = len(self.dropped) // 2
         self.head["n_pictures"] = len(self.pictures) // 5
-        lists = [self.spans, self.starts, self.forgotten, self.pictures, self.queries]
+        lists = [self.spans, self.starts, self.dropped, self.pictures, self.queries]
         fronts = [self.head, *lists]
         pieces = [self.used, self.cell_positions, self.listed]
         for layer in range(N_LAYER):

@@ -144,7 +144,7 @@ def score_of(value: float) -> Callable[[State], None]:
 
 def drop(*borders: int) -> Callable[[State], None]:
     def change(state: State) -> None:
-        state.forgotten = np.array(borders, np.int32)
+        state.dropped = np.array(borders, np.int32)
 
     return change
 

@@ -74,7 +74,7 @@ def test_rows_after_a_drop_equal_the_reference(
         assert_same_steps(llm, steps)
         assert reference.eviction is not None
         assert llm.text.dropped_spans == [(4, 9), (12, 52), (53, 57), (60, 85)]
-        assert llm.kv.forgotten == 5 + 40 + 4 + 25
+        assert llm.kv.dropped == 5 + 40 + 4 + 25
 
 
 def test_drops_with_packed_rows_and_fair_spans_equal_the_reference(

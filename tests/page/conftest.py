@@ -58,11 +58,11 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     a test may get, would have no time to show them.
     """
 
-    def go_on(*_: Any) -> None:
+    def resume(*_: Any) -> None:
         time.sleep(0.003)
 
-    monkeypatch.setattr("pyh2o.sessions.turns.EndlessText.add", go_on)
-    monkeypatch.setattr("pyh2o.sessions.story.RepetitionGuard.add", go_on)
+    monkeypatch.setattr("pyh2o.sessions.turns.EndlessText.add", resume)
+    monkeypatch.setattr("pyh2o.sessions.story.RepetitionGuard.add", resume)
     monkeypatch.setattr("pyh2o.core.model.Model.is_end", lambda _model, _token: False)
 
 

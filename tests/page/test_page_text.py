@@ -172,7 +172,7 @@ def test_thoughts_are_folded_and_calls_shown(tab: Any, client: Any) -> None:
     page.locator(".turn").wait_for()
     assert page.locator(".thoughts:visible, .call").count() == 0
     call = {"name": "look_up", "arguments": '{"what":"<b>"}'}
-    said = {"user": "why?", "answer": "Because.", "thoughts": "I *wonder* why."}
+    said = {"user": "why?", "answer": "Because.", "reasoning": "I *wonder* why."}
     turn = {**client.got("/one")["turns_list"][0], **said}
     session = client.got("/one")
     session["turns_list"].append({**turn, "calls": [call]})
@@ -206,8 +206,8 @@ def test_steps_of_an_answer_are_shown_before_it(tab: Any, client: Any) -> None:
     client.chat("one", "hello", answer=answer)
     session = client.got("/one")
     call = {"name": "look_up", "arguments": "{}", "result": "found <it>"}
-    step = {"text": "I *look*.", "calls": [call], "thoughts": "Where?"}
-    turn = {"answer": "There.", "steps": [step], "thoughts": "Ah.", "finish": "tool_calls"}
+    step = {"text": "I *look*.", "calls": [call], "reasoning": "Where?"}
+    turn = {"answer": "There.", "steps": [step], "reasoning": "Ah.", "finish": "tool_calls"}
     session["turns_list"].append({**session["turns_list"][0], "user": "where?", **turn})
     page = tab("#/s/one").page
     page.route("**/v1/sessions/one", lambda route: route.fulfill(json=session))

@@ -175,9 +175,9 @@ class ConversationSequence(RuleBasedStateMachine):
         message, tokens = self.turns[-1]
         if self.talk.turns[-1].finish == "stop":
             with pytest.raises(PyH2OError, match="the model has ended its answer"):
-                next(self.talk.go_on())
+                next(self.talk.resume())
             return
-        answer = self.talk.go_on(max_tokens=limit)
+        answer = self.talk.resume(max_tokens=limit)
         self.read_answer(answer, message, len(self.turns) - 1, leaving, self.kept)
         # a stop text can start in the text shown so far
         n_same = len(tokens) - 1

@@ -271,9 +271,9 @@ class LlamaSequence(RuleBasedStateMachine):
         assert 0 <= kv.found_share < 1
         assert all(0 <= span.start < span.end <= llm.n_tokens for span in llm.recalled())
         n_recent = kv.recent if self.done.whole else 1
-        forgotten = {at for a, b in llm.text.dropped_spans for at in range(a, b)}
-        assert len(forgotten) == kv.forgotten
-        recent = set(range(max(0, n_tokens - n_recent), n_tokens)) - forgotten
+        dropped = {at for a, b in llm.text.dropped_spans for at in range(a, b)}
+        assert len(dropped) == kv.dropped
+        recent = set(range(max(0, n_tokens - n_recent), n_tokens)) - dropped
         for layer in range(llm.text.n_layer):
             positions, scores = llm.kv_rows(layer)
             assert np.isfinite(scores).all()

@@ -51,7 +51,7 @@ class Served:
         return {model.name for model in self.models.loaded()}
 
     def close(self) -> None:
-        self.loads.go_on.set()
+        self.loads.resume.set()
         self.models.shut_down()
         self.http.close()
         self.models.close()
@@ -197,7 +197,7 @@ def test_many_requests_load_a_model_once(serve: Callable[..., Served]) -> None:
         assert served.text("first")  # nobody else waits
         assert served.http.get("/metrics").status == served.http.get("/v1/kv").status == 200
         assert not any(answer.done() for answer in answers)
-        served.loads.go_on.set()
+        served.loads.resume.set()
         assert len({answer.result(PATIENCE) for answer in answers}) == 1
     assert served.loads.counts["second"] == 1
 
@@ -212,7 +212,7 @@ def test_a_client_may_leave_while_its_model_is_loaded(serve: Callable[..., Serve
         answer = pool.submit(served.text, "second")
         entry = served.models.named("second")
         wait_until(lambda: entry.n_leases == 2)
-        served.loads.go_on.set()
+        served.loads.resume.set()
         assert answer.result(PATIENCE)
         wait_until(lambda: entry.n_leases == 0)
     assert served.loads.counts["second"] == 1

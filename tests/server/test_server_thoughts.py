@@ -42,7 +42,7 @@ def test_only_what_is_new_is_read_unless_thoughts_are_kept(
     with loopback.LoopbackServer(engine) as server:
         for turn in range(5):
             n_there = len(text.kept_positions)
-            kept = {"keep_thoughts": True} if turn == 3 else {}
+            kept = {"keep_reasoning": True} if turn == 3 else {}
             reply = server.post(CHAT, {**body, **kept, "messages": messages})
             if stream:
                 *events, last = reply.events
@@ -59,7 +59,7 @@ def test_only_what_is_new_is_read_unless_thoughts_are_kept(
 
 
 def test_several_answers_to_a_prompt_read_it_once(engine: Engine, rng: np.random.Generator) -> None:
-    """Also behind thoughts that were forgotten, and where rows were evicted since."""
+    """Also behind thoughts that were dropped, and where rows were evicted since."""
     messages = [said(words(rng, 5))]
     with loopback.LoopbackServer(engine) as server:
         for n in (1, 1, 3):

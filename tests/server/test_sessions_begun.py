@@ -38,9 +38,9 @@ def test_a_conversation_with_a_character(client: Any, card: Any) -> None:
     [first] = begun["turns_list"]
     assert (first["user"], first["answer"]) == ("[Ada begins the chat.]", "Hi Eve!")
     done = client.say("stars", "A comet!", **SHORT)
-    assert done["turn"]["told"] == "[Ada runs.]\n\n[Rhyme.]"
+    assert done["turn"]["inserted"] == "[Ada runs.]\n\n[Rhyme.]"
     exported = client.got("/stars/export?format=json")["turns"]
-    assert [turn.get("told") for turn in exported] == [None, "[Ada runs.]\n\n[Rhyme.]"]
+    assert [turn.get("inserted") for turn in exported] == [None, "[Ada runs.]\n\n[Rhyme.]"]
     assert client.got("/stars", "PATCH", {"note": ""})["note"] == ""
 
 

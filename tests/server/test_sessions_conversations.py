@@ -92,7 +92,7 @@ def test_undo_regenerate_edit_and_going_on(client: Any, alone: Llama) -> None:
         ({"message": "One"}, partial(talk.say, "One")),
         ({"regenerate": True}, talk.regenerate),
         ({"edit": "Two"}, partial(talk.edit, "Two")),
-        ({"continue": True}, talk.go_on),
+        ({"continue": True}, talk.resume),
     ):
         done = client.done(route, **body, **SHORT)
         assert done["text"] == "".join(expected(**SHORT))

@@ -37,7 +37,7 @@ def test_thoughts_are_told_apart(
         }
         assert (told["reasoning"].strip(), told["text"]) == ("Well.", "Three.")
         turn = events[-1]["turn"]
-        assert (turn["thoughts"].strip(), turn["answer"]) == ("Well.", "Three.")
+        assert (turn["reasoning"].strip(), turn["answer"]) == ("Well.", "Three.")
 
 
 def test_calls_of_a_session_are_shown(

@@ -200,7 +200,7 @@ def test_a_story_is_told_a_lorebook_and_a_note(client: Any, alone: Llama) -> Non
         client.done("/tale/passages", max_tokens=9)
     session = client.got("/tale")
     story = stored(Story, "tale", alone)
-    told = alone.detokenize(story.tokens[slice(*story.told[1])]).decode()
+    told = alone.detokenize(story.tokens[slice(*story.inserted[1])]).decode()
     assert told == "\n[Ada loves comets.]\n[Author's note: Be sad.]\n"
     assert session["text"] == story.text()
     assert "Ada" not in session["text"]
@@ -215,7 +215,7 @@ def test_a_story_is_told_a_lorebook_and_a_note(client: Any, alone: Llama) -> Non
     changed = client.got("/tale", "PATCH", {"note": "", "lorebook": {"entries": []}})
     assert (changed["note"], changed["lore_entries"]) == ("", 0)
     client.done("/tale/passages", max_tokens=9)
-    assert len(stored(Story, "tale", alone).told) == 2
+    assert len(stored(Story, "tale", alone).inserted) == 2
     assert client.got("/tale/undo", "POST", {})["text"] == session["text"]
 
 

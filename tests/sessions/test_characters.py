@@ -157,7 +157,7 @@ def test_what_comes_up_is_told(tmp_path: Path) -> None:
     before = [said("hm", "a DIGG, wyrm of gold", winter)]
     assert note_for_message("what", before, lore) == f"{dog}\n\n{gold}"
     assert note_for_message("what", [*before, said("and")], lore) == ""  # two turns ago
-    before = [said("dragon gold", told=f"{winter}\n\n{gold}"), *[said("so")] * 20]
+    before = [said("dragon gold", inserted=f"{winter}\n\n{gold}"), *[said("so")] * 20]
     assert note_for_message("dragon gold", before, lore) == ""  # it is in the text
     assert lore_of(tmp_path, {"spec": "lorebook_v3", "data": WORLD_INFO}) == lore
 
@@ -172,7 +172,7 @@ def test_a_note_comes_again() -> None:
     turns, told = [], []
     for _ in range(11):
         told.append(note_for_message("and", turns, (), "Be sad."))
-        turns.append(said("and", told=told[-1]))
+        turns.append(said("and", inserted=told[-1]))
     assert [n for n, each in enumerate(told) if each] == [0, 4 + 1, 10]
     assert set(told) == {"", "[Be sad.]"}
 

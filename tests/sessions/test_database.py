@@ -16,7 +16,7 @@ from pyh2o.sessions.database import Database
 from pyh2o.sessions.messages import CONVERSATION, STORY, Message, packed, unpacked
 
 HASH = "a" * 64
-FIRST = Message("Hello there", "Hi", "stop", 0, 2, packed([5, 6, 7]), {"told": ""})
+FIRST = Message("Hello there", "Hi", "stop", 0, 2, packed([5, 6, 7]), {"inserted": ""})
 SECOND = Message("And now?", "We go on", "stop", 0, 1, packed([8, -3, 9]))
 
 

@@ -62,7 +62,7 @@ def check_talk(talk: Conversation) -> None:
 def check_tale(tale: Story) -> None:
     assert tale.tokens == tokens_in(TALE)
     assert tale.text().startswith("Once upon a time")
-    assert (tale.memory, tale.note, len(tale.told)) == ("It rains.", "sad", 1)
+    assert (tale.memory, tale.note, len(tale.inserted)) == ("It rains.", "sad", 1)
     assert "".join(passage.text for passage in tale.passages) == tale.text()[16:]
     assert "".join(tale.write(5))
 

@@ -60,7 +60,7 @@ def test_thoughts_of_an_answer_have_a_budget(
     said(other.say("And?", max_tokens=3))
     assert other.turns[-1].finish == "length"
     answers.append("a" * 60)
-    said(other.go_on(max_tokens=40))
+    said(other.resume(max_tokens=40))
     assert n_thought(other) <= 18
     other.set_thinking(Thinking(budget=-1))
     assert len(other.unread) <= 1

@@ -70,7 +70,7 @@ def test_any_sequence_of_changes_keeps_text_and_cache_together(
             start = int(rng.integers(max(1, len(tokens) - 10), len(tokens) + 1))
             dropped = text.tokens[start:]
             text.truncate(start)
-            text.restore(start, dropped, text.pins, text.forgotten)
+            text.restore(start, dropped, text.pins, text.dropped)
         check(text)
         assert text.tokens == tokens
 

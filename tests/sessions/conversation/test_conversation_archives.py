@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from archived_talk import assert_equal, go_on, names, opened, talk
+from archived_talk import assert_equal, names, opened, resume, talk
 from pyh2o import Conversation
 
 
@@ -13,15 +13,15 @@ def test_going_on_from_a_file_is_going_on(path: Path, tmp_path: Path) -> None:
     memory, going = Conversation(opened(path)), Conversation(opened(path))
     for i in range(4):
         again = i == 2
-        mine = go_on(memory, f"turn {i}", again=again)
-        assert_equal(mine, go_on(going, f"turn {i}", again=again))
+        mine = resume(memory, f"turn {i}", again=again)
+        assert_equal(mine, resume(going, f"turn {i}", again=again))
         going.save(file)
     assert names(tmp_path) == {"chat", "chat.kv"}
     assert going.llm.kv.archived > 500
     loaded = Conversation.load(file, opened(path))
-    expected = go_on(memory)
-    assert_equal(expected, go_on(loaded))
-    assert_equal(expected, go_on(going))
+    expected = resume(memory)
+    assert_equal(expected, resume(loaded))
+    assert_equal(expected, resume(going))
     assert loaded.llm.archive_trouble == ""
 
 
@@ -31,5 +31,5 @@ def test_an_archive_is_built_anew_by_reading_the_text_again(path: Path, tmp_path
     (tmp_path / "chat.kv").unlink()
     loaded = Conversation.load(tmp_path / "chat", opened(path))
     assert loaded.turns == conversation.turns
-    go_on(loaded)
+    resume(loaded)
     assert loaded.llm.kv.archived > conversation.llm.kv.archived

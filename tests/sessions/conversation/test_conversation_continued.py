@@ -58,12 +58,12 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
     said(parts.say("hello " * 30, max_tokens=40))
     begun = left_after(parts, "what was it? " * 12, 3)
     assert parts.turns[-1].finish == "interrupted"
-    begun += said(parts.go_on(max_tokens=1))
-    begun += said(parts.go_on(max_tokens=60))
+    begun += said(parts.resume(max_tokens=1))
+    begun += said(parts.resume(max_tokens=60))
     parts.save(tmp_path / "chat")
     parts = Conversation.load(tmp_path / "chat", tiny_llama(path, **settings))
     last = parts.turns[-1]
-    begun += said(parts.go_on(max_tokens=150 - (last.end - last.answer_start)))
+    begun += said(parts.resume(max_tokens=150 - (last.end - last.answer_start)))
     assert begun == text
     assert_equal(state_of(parts), expected[0])
     check_positions(parts)
@@ -90,7 +90,7 @@ def test_a_stop_string_may_lie_across_the_stop(path: Path, drawn: list[list[int]
         begun = said(conversation.say("hello", max_tokens=n_first))
         assert begun == expected + stop[:2].decode()
         assert conversation.turns[0].answer == begun
-        assert said(conversation.go_on(max_tokens=40)) == ""
+        assert said(conversation.resume(max_tokens=40)) == ""
         (turn,) = conversation.turns
         assert (turn.finish, turn.answer) == ("stop", expected)
         check_positions(conversation)
@@ -100,6 +100,6 @@ def test_a_stop_string_may_lie_across_the_stop(path: Path, drawn: list[list[int]
             llm.chat_handler = stopping_at(other.decode())
             conversation = Conversation(llm)
             text = said(conversation.say("hello", max_tokens=n_first))
-            text += said(conversation.go_on(max_tokens=60 - n_first))
+            text += said(conversation.resume(max_tokens=60 - n_first))
             assert text == conversation.turns[0].answer == whole.decode(errors="ignore")
     assert found > 3

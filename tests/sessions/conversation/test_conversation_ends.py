@@ -90,7 +90,7 @@ def test_it_goes_on_for_a_while(endless: Conversation, tmp_path: Path) -> None:
     endless.save(tmp_path / "endless.h2o")
     loaded = Conversation.load(tmp_path / "endless.h2o", endless.llm)
     assert loaded.turns == (before,)
-    said(loaded.go_on(max_tokens=MOST))
+    said(loaded.resume(max_tokens=MOST))
     assert loaded.turns[0].finish == "repetition"
     assert loaded.turns[0].end == before.end + ENDLESS_MATCHES
     assert text_of(loaded)[: len(tokens)] == tokens
@@ -104,7 +104,7 @@ def test_it_ends_at_the_same_token_if_it_was_stopped_before(
     other = Conversation(tiny_llama(path, **EVICTING))
     said(other.say("hello", max_tokens=ENDLESS_MATCHES - 90))
     assert other.turns[0].finish == "length"
-    said(other.go_on(max_tokens=MOST))
+    said(other.resume(max_tokens=MOST))
     assert text_of(other) == text_of(endless)
     assert other.turns == endless.turns
 

@@ -53,7 +53,7 @@ def test_going_on_from_a_file_is_going_on(
     going = Conversation(first, system=SYSTEM, sampling=sampling)
     file = tmp_path / "chat"
 
-    def go_on(conversation: Conversation) -> list[Any]:
+    def resume(conversation: Conversation) -> list[Any]:
         llm = conversation.llm
         seen: list[Any] = [said(conversation.say("and then?", max_tokens=30)), next_logits(llm)]
         seen += [said(conversation.regenerate(max_tokens=30)), next_logits(llm)]
@@ -67,7 +67,7 @@ def test_going_on_from_a_file_is_going_on(
         assert loaded.turns == going.turns
         assert len(loaded.turns) == 2 * n_turns
         assert (loaded.system, loaded.sampling) == (SYSTEM, sampling)
-        for mine, other in zip(go_on(going), go_on(loaded), strict=True):
+        for mine, other in zip(resume(going), resume(loaded), strict=True):
             np.testing.assert_equal(other, mine)
         assert n_evaluated(loaded) < first.n_tokens or n_turns == 0
     if first.evicting:

@@ -48,7 +48,7 @@ def test_what_comes_up_is_read_once(llm: Llama) -> None:
     said(conversation.say("a comet", max_tokens=SHORT))
     turn = conversation.turns[-1]
     assert n_evaluated(conversation) - before == turn.end - turn.start  # and the newest token
-    assert (turn.user, turn.told) == ("a comet", TOLD)
+    assert (turn.user, turn.inserted) == ("a comet", TOLD)
     for _ in range(20):
         said(conversation.say("the comet again", max_tokens=SHORT))
     assert in_text(conversation) == 1
@@ -76,12 +76,12 @@ def test_it_goes_with_its_message(llm: Llama, tmp_path: Path) -> None:
         assert again.turns == conversation.turns
         assert text_of(again) == text_of(conversation)
         said(again.say("and the comet", max_tokens=SHORT))
-        assert again.turns[-1].told == "[Be sad.]"
+        assert again.turns[-1].inserted == "[Be sad.]"
         assert in_cache(llm) == text_of(again)[:-1]
     again.undo()
     again.undo()
     said(again.say("that comet", max_tokens=SHORT))
-    assert again.turns[-1].told == f"{TOLD}\n\n[Be sad.]"
+    assert again.turns[-1].inserted == f"{TOLD}\n\n[Be sad.]"
 
 
 def test_pins_leave_half_of_the_heavy_rows(path: Path) -> None:

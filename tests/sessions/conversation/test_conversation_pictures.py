@@ -139,4 +139,4 @@ def test_a_picture_of_an_answer_that_was_cut_off_is_there(
         loaded = Conversation.open(database, text, other)
         assert loaded.turns[0].finish == "interrupted"
         assert database.picture(keys_in(loaded.turns[0].user)[0]) == png(4)
-        assert said(loaded.go_on(max_tokens=SHORT))
+        assert said(loaded.resume(max_tokens=SHORT))

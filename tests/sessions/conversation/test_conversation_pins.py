@@ -121,7 +121,7 @@ def test_pins_go_with_what_they_are_in(llm: Llama) -> None:
     assert texts(conversation)[:2] == ["The code is 4711.", "The key is blue."]
     assert len(texts(conversation)) == 3
     assert pinned_passages(conversation)[2].end <= conversation.turns[1].end
-    said(conversation.go_on(max_tokens=5))
+    said(conversation.resume(max_tokens=5))
     assert len(texts(conversation)) == 3
     said(conversation.regenerate(max_tokens=SHORT))
     assert texts(conversation) == ["The code is 4711.", "The key is blue."]

@@ -94,8 +94,8 @@ def test_nothing_is_read_but_what_is_new(path: Path, way: dict[str, Any]) -> Non
         assert not held & gone
 
 
-def test_with_keep_thoughts_they_stay(path: Path) -> None:
-    with tiny_llama(path, **EVICTING, keep_thoughts=True) as llm:
+def test_with_keep_reasoning_they_stay(path: Path) -> None:
+    with tiny_llama(path, **EVICTING, keep_reasoning=True) as llm:
         talk(llm, 3)
         assert llm.text.dropped_spans == []
 
@@ -134,11 +134,11 @@ def test_an_answer_can_be_continued_and_replaced(path: Path, way: dict[str, Any]
     """It has its thoughts until something else is said."""
     with tiny_llama(path, **way) as llm:
         chat = talk(llm, 2)
-        first = chat.turns[-1].answer + said(chat.go_on(max_tokens=5))
+        first = chat.turns[-1].answer + said(chat.resume(max_tokens=5))
         assert said(chat.regenerate(max_tokens=N_ANSWER)).encode().startswith(THOUGHT)
         chat.choose(0)
         assert chat.turns[-1].answer == first
-        said(chat.go_on(max_tokens=5))
+        said(chat.resume(max_tokens=5))
         check_positions(chat)
         assert llm.text.dropped_spans == thoughts(chat)
         ask(chat, "so?")
@@ -146,7 +146,7 @@ def test_an_answer_can_be_continued_and_replaced(path: Path, way: dict[str, Any]
 
 
 def test_earlier_answers_can_be_replaced(path: Path, way: dict[str, Any]) -> None:
-    """Their thoughts are read again, and are none that are forgotten."""
+    """Their thoughts are read again, and are none that are dropped."""
     with tiny_llama(path, **way) as llm:
         chat = talk(llm, 4)
         chat.undo()

@@ -79,7 +79,7 @@ def test_answer_goes_on_where_it_was_cut(tmp_path: Path, texts: deque[Any], cut:
     whole = f"{THOUGHTS}\n</think>\n\n{ANSWER}"
     texts.extend([whole[:cut], whole[cut:]])
     first = list(conversation.say("why?", max_tokens=cut))
-    rest = list(conversation.go_on())
+    rest = list(conversation.resume())
     check_told_apart(conversation.turns[0])
     shown = "".join(each for each in first + rest if not isinstance(each, ReasoningText))
     assert shown == ANSWER

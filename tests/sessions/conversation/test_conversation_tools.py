@@ -235,7 +235,7 @@ def test_other_results_are_refused(path: Path, texts: deque[Any]) -> None:
         with pytest.raises(PyH2OError, match="made other calls"):
             said(conversation.give_results(others))
     with pytest.raises(PyH2OError, match="the model has called tools: pass their results"):
-        said(conversation.go_on())
+        said(conversation.resume())
     assert conversation.turns == turns
     texts.append("Never mind.")
     assert said(conversation.say("never mind")) == "Never mind."
@@ -263,7 +263,7 @@ def test_results_stay_where_reading_them_is_stopped(
     assert conversation.calls == ()
     texts.clear()
     texts.append("It is 3.")
-    assert said(conversation.go_on()) == "It is 3."
+    assert said(conversation.resume()) == "It is 3."
     assert (conversation.turns[-1].answer, len(conversation.turns[-1].steps)) == ("It is 3.", 1)
     assert n_evaluated(conversation) == len(text_of(conversation))
     check_positions(conversation)

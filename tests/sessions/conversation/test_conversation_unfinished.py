@@ -24,7 +24,7 @@ ANSWERS: dict[str, Callable[[Conversation], Generator[str]]] = {
     "say": lambda talk: talk.say(LONG, max_tokens=40),
     "regenerate": lambda talk: talk.regenerate(max_tokens=40),
     "edit": lambda talk: talk.edit(LONG, max_tokens=40),
-    "go_on": lambda talk: talk.go_on(max_tokens=40),
+    "resume": lambda talk: talk.resume(max_tokens=40),
 }
 
 
@@ -72,9 +72,9 @@ def test_it_goes_on_where_it_was_cut(
     assert [kept.answer for kept in talk_after.answers[:-1]] == [
         kept.answer for kept in talk.answers[:-1]
     ]
-    said(talk_after.go_on(max_tokens=last.end - cut.end))
+    said(talk_after.resume(max_tokens=last.end - cut.end))
     # nothing of the cache was of another text; tokens read together look for evicted rows together
-    if kind in ("say", "go_on") and settings is EVICTING:
+    if kind in ("say", "resume") and settings is EVICTING:
         assert replace(talk_after.turns[-1], finish="") == replace(last, finish="")
     talk.store()
     assert killed(database, tiny_llama(path, **settings)).turns == talk.turns
@@ -100,7 +100,7 @@ def test_a_message_that_is_being_read_stays(
     assert (after.turns[-1].user, after.turns[-1].answer) == (LONG, "")
     after.store()
     after = Conversation.open(database, copies[0], tiny_llama(path, **EVICTING))
-    assert said(after.go_on(max_tokens=20)) == answer
+    assert said(after.resume(max_tokens=20)) == answer
     for kind in ("regenerate", "say"):
         after = Conversation.open(database, copies[0], tiny_llama(path, **EVICTING))
         next(ANSWERS[kind](after))

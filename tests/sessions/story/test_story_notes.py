@@ -39,7 +39,7 @@ def begun(llm: Llama, note: str = NOTE, prompt: str = PROMPT) -> Story:
 def noted(tale: Story) -> list[str]:
     """What was told, in the order of the text."""
     model = tale.llm.model
-    return [model.detokenize(tale.tokens[start:end]).decode() for start, end in tale.told]
+    return [model.detokenize(tale.tokens[start:end]).decode() for start, end in tale.inserted]
 
 
 def n_evaluated(llm: Llama) -> int:
@@ -50,22 +50,22 @@ def test_each_passage_has_its_own_note_and_no_other(llm: Llama) -> None:
     """In ten passages; each reads its note and the end of the text, and nothing else again."""
     tale = begun(llm)
     whole = "".join(tale.write(PASSAGE))
-    before_note = tale.tokens[: tale.told[0][0]]
+    before_note = tale.tokens[: tale.inserted[0][0]]
     assert llm.detokenize(before_note).decode() == PROMPT[: PROMPT.index(".") + 1]
     costs = []
     for _ in range(9):
         before = n_evaluated(llm)
         whole += "".join(tale.write(PASSAGE))
-        (start, end), n_tokens = tale.told[-1], len(tale.tokens)
+        (start, end), n_tokens = tale.inserted[-1], len(tale.tokens)
         behind = n_tokens - PASSAGE - end  # of the passage before, read again
         costs.append(n_evaluated(llm) - before - PASSAGE)
         assert costs[-1] == end - start + max(0, behind - 1)  # its newest one was not read yet
         assert behind <= NEAR
-        assert llm.text.dropped_spans == [*tale.told[:-1]]
+        assert llm.text.dropped_spans == [*tale.inserted[:-1]]
         for layer in range(2):
             positions, _ = llm.kv_rows(layer)
             kept = set(positions.ravel().tolist())
-            assert not any(kept & set(range(*span)) for span in tale.told[:-1])
+            assert not any(kept & set(range(*span)) for span in tale.inserted[:-1])
     assert noted(tale) == [TOLD] * 10
     assert tale.text() == whole
     assert whole.startswith(PROMPT)
@@ -98,7 +98,7 @@ def test_it_goes_on_where_it_was_saved(llm: Llama, tmp_path: Path) -> None:
     "".join(tale.write(PASSAGE))
     tale.save(tmp_path / "tale")
     again = Story.load(tmp_path / "tale", llm)
-    assert (again.told, again.lore, again.note) == (tale.told, tale.lore, tale.note)
+    assert (again.inserted, again.lore, again.note) == (tale.inserted, tale.lore, tale.note)
     assert (again.text(), again.written) == (tale.text(), tale.written)
     more = "".join(again.write(PASSAGE))
     for reread in (False, True):
@@ -108,7 +108,7 @@ def test_it_goes_on_where_it_was_saved(llm: Llama, tmp_path: Path) -> None:
         assert reread or text == more
         assert noted(other) == [f"\n[Lamps are forbidden.]\n[Author's note: {NOTE}]\n"] * 2
         other.save(tmp_path / "again")
-        assert llm.text.dropped_spans == [other.told[0]]
+        assert llm.text.dropped_spans == [other.inserted[0]]
     assert Story.load(tmp_path / "again", llm).text() == other.text()
 
 
@@ -116,17 +116,20 @@ def test_notes_are_where_they_were_after_an_edit(llm: Llama) -> None:
     tale = begun(llm)
     first = "".join(tale.write(PASSAGE))
     second = "".join(tale.write(PASSAGE))
-    told = tale.told
+    told = tale.inserted
     assert tale.text() == first + second
     tale.cut(len(first))
     assert tale.text() == first
-    assert tale.told in (told, told[:1])  # the second one stood before the last words of the first
+    assert tale.inserted in (
+        told,
+        told[:1],
+    )  # the second one stood before the last words of the first
     tale.edit(f"{first[:-5]} and so on")
     assert tale.text() == f"{first[:-5]} and so on"
-    assert tale.told[:1] == told[:1]
+    assert tale.inserted[:1] == told[:1]
     assert "".join(tale.write(5)) == tale.text()[-len(tale.text()) + len(first) + 5 :]
     tale.edit("Nothing of that.")
-    assert (tale.text(), tale.told) == ("Nothing of that.", ())
+    assert (tale.text(), tale.inserted) == ("Nothing of that.", ())
     assert tale.own_tokens == tale.tokens
     for _ in range(3):
         tale.write(1).close()  # nothing comes of it
@@ -154,7 +157,7 @@ def test_an_entry_is_told_while_it_comes_up(llm: Llama) -> None:
     tale = begun(llm, note="", prompt="It was light. And")
     tale.lore = lore
     "".join(tale.write(5))
-    assert tale.told == ()
+    assert tale.inserted == ()
     tale.edit("It was dark. And")
     "".join(tale.write(5))
     assert noted(tale) == ["\n[Lamps are forbidden.]\n"]

@@ -66,5 +66,5 @@ def test_what_was_cut_before_it_is_gone(
     new = next(tale.write(20))
     after = killed(database, other)
     assert after.text() == first[:-9] + new
-    assert (after.tokens, after.told) == (tale.tokens, tale.told)
+    assert (after.tokens, after.inserted) == (tale.tokens, tale.inserted)
     assert "".join(after.write(5))

@@ -36,7 +36,7 @@ export class Message {
     this.markdown = null;
     this.said.replaceChildren(...shown(turn.user, this.session()));
     const { answer, steps = [], calls = [] } = turn;
-    this.thoughts.set([...steps, turn].map((part) => part.thoughts).filter(Boolean).join("\n\n"));
+    this.thoughts.set([...steps, turn].map((part) => part.reasoning).filter(Boolean).join("\n\n"));
     this.steps.replaceChildren(...steps.flatMap(({ text, calls: made }) => {
       const said = h("div", { class: "md" });
       showMarkdown(said, text);
