@@ -149,7 +149,7 @@ def test_a_double_click_on_undo_removes_one_turn(tab: Any, client: Any, kind: st
             client.done("/one/passages", max_tokens=3)
     page = tab("#/s/one").page
     page.get_by_role("button", name="Undo").dblclick()
-    until(page, "document.querySelector('#live').textContent.includes('was removed')")
+    until(page, "document.querySelector('#live').textContent.includes('removed')")
     page.wait_for_timeout(300)
     assert len(client.got("/one")["turns_list" if kind == "chat" else "passages"]) == 2
 
