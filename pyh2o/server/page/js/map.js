@@ -11,7 +11,7 @@ export const PINNED = 4, UNREAD = 6;
 export const STATES = [
   { id: "lost", colour: [128, 128, 128], label: "Lost: in neither cache nor archive" },
   { id: "archived", colour: [0, 158, 115], label: "Only in the archive" },
-  { id: "held", colour: [0, 114, 178], label: "Held by some heads: stronger colour for more heads" },
+  { id: "held", colour: [0, 114, 178], label: "Held by some heads: stronger if by more" },
   { id: "recent", colour: [86, 180, 233], label: "Recent: held by all heads" },
   { id: "pinned", colour: [230, 159, 0], label: "Pinned: never evicted" },
   { id: "recalled", colour: [204, 121, 167], label: "Recalled: the last answer attended to it" },

@@ -177,7 +177,7 @@ function statisticsOf(kv) {
   return [
     ["Tokens read", known(kv.position, formatNumber)],
     ["In the cache", known(kv.used, (n) => `${formatNumber(n)} of ${formatNumber(kv.capacity)}`), "tokens in the cache, and its capacity"],
-    ["Cache", known(kv.bytes, formatBytes), "memory of the cache, which does not grow"],
+    ["Cache memory", known(kv.bytes, formatBytes), "memory of the cache, which does not grow"],
     ["Full cache", known(kv.bytes_full, formatBytes), "memory of a cache without eviction for the same window"],
     ["Archive", known(kv.bytes_archive || null, formatBytes), "size of the evicted rows; grows with the text"],
     ["Compactions", known(kv.compactions, formatNumber), "how often tokens were evicted"],
