@@ -16,18 +16,18 @@ import pytest
 from needed import needed
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-PATIENCE_MS = 20_000
+TIMEOUT_MS = 20_000
 WIDE: dict[str, Any] = {"viewport": {"width": 1400, "height": 800}}
-"""Of a screen that has room for the memory."""
+"""Settings of a screen that is wide enough for the memory panel."""
 
-IDLE = "body:not(.making)"
+IDLE = "body:not(.generating)"
 LIVE = "document.querySelector('#live').textContent"
-STORY = "document.querySelector('.page-text').textContent"
+STORY = "document.querySelector('.story-text').textContent"
 CHOICES = """try {
   if (!localStorage.getItem("pyh2o-max-tokens")) localStorage.setItem("pyh2o-max-tokens", "6");
   if (!localStorage.getItem("pyh2o-memory")) localStorage.setItem("pyh2o-memory", "yes");
 } catch {}"""
-"""Short answers, and the memory beside them where there is room."""
+"""Short answers, and the memory panel if the screen is wide enough."""
 
 
 @contextmanager
@@ -63,8 +63,8 @@ class Tab:
     def __init__(self, chromium: Any, address: str, **settings: Any) -> None:
         self.context = chromium.new_context(**settings)
         self.context.add_init_script(CHOICES)
-        self.context.set_default_timeout(PATIENCE_MS)
-        self.context.set_default_navigation_timeout(PATIENCE_MS)
+        self.context.set_default_timeout(TIMEOUT_MS)
+        self.context.set_default_navigation_timeout(TIMEOUT_MS)
         self.address = address
         self.errors: list[str] = []
         self.asked: set[str] = set()
@@ -80,7 +80,7 @@ class Tab:
         return page
 
     def _on_console(self, message: Any) -> None:
-        # The page shows refusals of the server; tests that expect them count them here.
+        # Some tests provoke failing requests, which the page reports itself.
         if message.type == "error" and "Failed to load resource" not in message.text:
             self.errors.append(message.text)
 
@@ -127,13 +127,13 @@ def box_of(page: Any) -> Any:
 
 
 def send(page: Any, message: str) -> None:
-    """Write a message."""
+    """Send a message."""
     box_of(page).fill(message)
     box_of(page).press("Enter")
 
 
-def say(page: Any, message: str) -> None:
-    """Write a message and wait for its answer."""
+def ask(page: Any, message: str) -> None:
+    """Send a message and wait for its answer."""
     send(page, message)
     page.locator(f"{IDLE} .turn-actions").wait_for()
 
@@ -145,7 +145,7 @@ def press(page: Any, *names: str) -> None:
 
 
 def edit_last(page: Any, text: str) -> None:
-    """Change the last message."""
+    """Edit the last message."""
     press(page, "Edit")
     page.get_by_role("dialog").get_by_role("textbox").fill(text)
     press(page, "OK")
@@ -158,11 +158,11 @@ def choose(page: Any, item: str) -> None:
 
 
 def set_max_tokens(page: Any, n: int) -> None:
-    """Limit the next answers on the page."""
+    """Limit the length of the next answers."""
     page.evaluate(f"localStorage.setItem('pyh2o-max-tokens', '{n}')")
 
 
-def begin_long_answer(page: Any, message: str = "a long answer") -> None:
+def start_long_answer(page: Any, message: str = "a long answer") -> None:
     """Send a message, and wait until its endless answer has started."""
     set_max_tokens(page, 1_000_000)
     send(page, message)
@@ -181,9 +181,9 @@ def name_of(page: Any) -> str:
     return str(page.evaluate("decodeURIComponent(location.hash.slice('#/s/'.length))"))
 
 
-def said(page: Any) -> list[str]:
+def messages(page: Any) -> list[str]:
     """Return the messages on the page."""
-    texts: list[str] = page.locator(".said").all_inner_texts()
+    texts: list[str] = page.locator(".user-message").all_inner_texts()
     return texts
 
 
@@ -195,13 +195,13 @@ def answers(page: Any) -> list[str]:
 
 def until(page: Any, condition: str) -> None:
     """Wait for a condition; playwright's own way evaluates strings, which the policy blocks."""
-    end = time.monotonic() + PATIENCE_MS / 1000
+    end = time.monotonic() + TIMEOUT_MS / 1000
     while not page.evaluate(condition):
         assert time.monotonic() < end, condition
         page.wait_for_timeout(30)
 
 
-def shows(box: Any, value: str) -> None:
+def expect_value(box: Any, value: str) -> None:
     """Wait until a field has a value."""
     expect = needed("playwright.sync_api", name="playwright").expect
-    expect(box).to_have_value(value, timeout=PATIENCE_MS)
+    expect(box).to_have_value(value, timeout=TIMEOUT_MS)

@@ -1,4 +1,4 @@
-"""One browser for all tests of the page, and the page of a server with a tiny model."""
+"""Fixtures for tests of the page: a browser, and a server with a tiny model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 56, "recent": 32, "slack": 16, "recall": 24}
 
 
-@pytest.fixture(scope="module")  # while it is there, no other test can run an event loop
+@pytest.fixture(scope="module")  # while it runs, other tests cannot run an event loop
 def chromium() -> Iterator[Any]:
     with browsers.browser() as running:
         yield running
@@ -44,7 +44,7 @@ def engine(model_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of their own, and seeds that are the same in each run."""
+    """Use a temporary folder for chats, and the same seeds in each run."""
     monkeypatch.setenv("PYH2O_CHATS", str(tmp_path / "chats"))
     seeds = count(1)
     monkeypatch.setattr("secrets.randbelow", lambda n: next(seeds) % n)
@@ -52,23 +52,22 @@ def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No text ends by itself: random weights draw end tokens, and fall into loops.
+    """Disable end tokens and loop detection: a model with random weights would stop early.
 
-    Nor are tokens faster than those of models that people have: a browser on the same core, which
-    a test may get, would have no time to show them.
+    Each token takes a few milliseconds, so that a browser on the same core can show it.
     """
 
-    def resume(*_: Any) -> None:
+    def wait(*_: Any) -> None:
         time.sleep(0.003)
 
-    monkeypatch.setattr("pyh2o.sessions.turns.EndlessText.add", resume)
-    monkeypatch.setattr("pyh2o.sessions.story.RepetitionGuard.add", resume)
+    monkeypatch.setattr("pyh2o.writing.repetition.EndlessText.add", wait)
+    monkeypatch.setattr("pyh2o.writing.repetition.RepetitionGuard.add", wait)
     monkeypatch.setattr("pyh2o.core.model.Model.is_end", lambda _model, _token: False)
 
 
 @pytest.fixture
 def reading_seen(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Until it is set, prompts are read so slowly that a busy browser has time to show it."""
+    """Slow down prefill, so that a busy browser can show its progress, until the event is set."""
     answers = needed("pyh2o.server.session_answers", name="the server's packages")
     on_read, is_seen = answers.Answering._on_read, threading.Event()
 
@@ -82,7 +81,7 @@ def reading_seen(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 @pytest.fixture
 def serve(chats: None, engine: Engine) -> Iterator[Callable[..., Any]]:
-    """Starts a server, and returns a client that asks it what is so."""
+    """Return a function that starts a server and returns its client."""
     clients = needed("session_client", name="the server's packages")
     with ExitStack() as running:
 
@@ -101,6 +100,6 @@ def client(serve: Callable[..., Any], endless: None) -> Any:
 
 @pytest.fixture
 def tab(chromium: Any, client: Any) -> Iterator[Callable[..., Any]]:
-    """Opens the page as a new person; what went wrong in it is found at the end."""
+    """Return a function that opens the page as a new user. Its errors are checked at the end."""
     with browsers.tabs(chromium, client.server.address) as open_tab:
         yield open_tab

@@ -1,9 +1,9 @@
-"""How quick the page of `pyh2o serve` is, in the Chromium of this machine.
+"""Measure the speed of the page of `pyh2o serve` in this machine's Chromium.
 
     python tests/page/speed.py
 
-The server has a tiny random model, and the first paint is for a browser that has never been there.
-It needs the extras `server` and `test`.
+The server has a tiny random model. The first paint is measured without a browser cache.
+Needs the extras `server` and `test`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 ROUNDS, MAP_TOKENS = 5, 100_000
 
-OPENED = """async () => {
+FIRST_PAINT = """async () => {
   const painted = () => performance.getEntriesByName("first-contentful-paint")[0];
   while (!painted()) await new Promise((done) => setTimeout(done, 20));
   return painted().startTime;
 }"""
 
-DRAWN = """async (tokens) => {
+MAP_PAINT = """async (tokens) => {
   const folder = document.querySelector("script").src.replace("main.js", "");
   const { MemoryMap, paint } = await import(folder + "map.js");
   const positions = Array.from({ length: tokens / 8 }, (_, i) => 8 * i);
@@ -42,41 +42,41 @@ DRAWN = """async (tokens) => {
   [canvas.width, canvas.height] = [112, 850];
   const times = [];
   for (let i = 0; i < 20; i += 1) {
-    const begun = performance.now();
+    const startedAt = performance.now();
     paint(canvas, new MemoryMap(answer));
     canvas.getContext("2d").getImageData(0, 0, 1, 1);
-    times.push(performance.now() - begun);
+    times.push(performance.now() - startedAt);
   }
   return times;
 }"""
 
 
 def main() -> None:
-    """Measure, and print medians and ranges."""
-    visits, drawn = [], []
+    """Print medians and ranges."""
+    first_paints, map_paints = [], []
     with browser() as chromium, server() as address:
         for _ in range(1 + ROUNDS):
             tab = Tab(chromium, address, **WIDE)
-            visits.append(tab.page.evaluate(OPENED))
-            drawn += tab.page.evaluate(DRAWN, MAP_TOKENS)
+            first_paints.append(tab.page.evaluate(FIRST_PAINT))
+            map_paints += tab.page.evaluate(MAP_PAINT, MAP_TOKENS)
             tab.close()
-    # before the first one neither the server nor Chromium were warm
-    say("first paint of the page, ms", visits[1:])
-    say(f"a map of {MAP_TOKENS:,} tokens drawn again, ms", drawn[20:])
+    # The first round warms up the server and Chromium.
+    report("first paint of the page, ms", first_paints[1:])
+    report(f"a map of {MAP_TOKENS:,} tokens, ms", map_paints[20:])
 
 
 @contextmanager
 def server() -> Iterator[str]:
-    """The address of a server with a tiny model, in a folder of its own."""
+    """Start a server with a tiny model in a temporary folder, and return its address."""
     with tempfile.TemporaryDirectory() as folder:
         path = write_tiny_gguf(Path(folder) / "tiny.gguf", seed=5, chat_template=CHAT_TEMPLATE)
         with Program("--model", path, "--port", 0, PYH2O_CHATS=folder) as running:
             yield running.address().removesuffix("/v1")
 
 
-def say(what: str, figures: Sequence[float]) -> None:
+def report(name: str, values: Sequence[float]) -> None:
     """Print the median and the range."""
-    print(f"{what}: {median(figures):.1f} ({min(figures):.1f} to {max(figures):.1f})")
+    print(f"{name}: {median(values):.1f} ({min(values):.1f} to {max(values):.1f})")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Chats on the page, in a browser: through the keys and buttons that people have."""
+"""Chats on the page: messages, answers, errors, sessions, navigation."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from browser import (
     IDLE,
     WIDE,
     answers,
-    begin_long_answer,
+    ask,
     box_of,
     choose,
     edit_last,
+    expect_value,
+    messages,
     name_of,
     press,
-    said,
-    say,
     send,
     set_max_tokens,
-    shows,
+    start_long_answer,
     stop_answer,
     until,
 )
@@ -43,19 +43,19 @@ ENDLESS = {"message": "a long answer", "max_tokens": 10**6}
 # ---------------------------------------------------------------------------------------------
 
 
-def test_many_turns_and_their_memory(tab: Any, client: Any) -> None:
-    """The map moves, the figures are the server's, and reloads and other tabs show the same."""
+def test_statistics_match_the_server_after_many_turns(tab: Any, client: Any) -> None:
+    """A reload and a second tab show the same answers."""
 
-    def figure(name: str) -> str:
+    def statistic(name: str) -> str:
         return str(page.locator(f".numbers dt:text-is('{name}') + dd").inner_text())
 
     one = tab(**WIDE)
     page = one.page
-    page.get_by_text("Figures", exact=True).click()
+    page.get_by_text("Statistics", exact=True).click()
     set_max_tokens(page, 24)
     pictures = set()
     for n in range(15):
-        say(page, f"message {n}")
+        ask(page, f"message {n}")
         if n % 5 == 4:
             page.wait_for_timeout(200)
             pictures.add(page.evaluate("document.querySelector('.strip canvas').toDataURL()"))
@@ -64,11 +64,11 @@ def test_many_turns_and_their_memory(tab: Any, client: Any) -> None:
     assert client.said(name) == [f"message {n}" for n in range(15)]
     kv = client.got(f"/{name}/map")["kv"]
     assert kv["compactions"] > 10
-    page.locator(".numbers").get_by_text(f"{kv['position']:,} tokens", exact=True).wait_for()
-    assert figure("At hand") == f"{kv['used']} of {kv['capacity']}"
-    assert figure("Room made") == f"{kv['compactions']} times"
-    assert figure("Speed").endswith(" tokens/s")
-    assert re.fullmatch(r"after [\d.]+ s", figure("First token"))
+    page.locator(".numbers").get_by_text(f"{kv['position']:,}", exact=True).wait_for()
+    assert statistic("In the cache") == f"{kv['used']} of {kv['capacity']}"
+    assert statistic("Compactions") == f"{kv['compactions']}"
+    assert statistic("Speed").endswith(" tokens/s")
+    assert re.fullmatch(r"after [\d.]+ s", statistic("First token"))
     slots = client.server.get("/v1/kv").json["data"]
     assert kv["position"] in [slot["tokens"] for slot in slots]
     shown = answers(page)
@@ -78,15 +78,15 @@ def test_many_turns_and_their_memory(tab: Any, client: Any) -> None:
     second = one.open(f"#/s/{name}")
     second.locator(".turn").nth(14).wait_for()
     assert answers(second) == shown
-    say(page, "from the first tab")
+    ask(page, "from the first tab")
     second.bring_to_front()
-    second.locator(".said").get_by_text("from the first tab").wait_for()
+    second.locator(".user-message").get_by_text("from the first tab").wait_for()
 
 
-def test_answers_are_changed_on_the_server(tab: Any, client: Any) -> None:
+def test_regenerate_edit_and_undo_change_the_session(tab: Any, client: Any) -> None:
     page = tab(**WIDE).page
-    say(page, "first")
-    say(page, "second")
+    ask(page, "first")
+    ask(page, "second")
     name, attempts = name_of(page), page.get_by_role("group", name="Answers")
     assert attempts.count() == 0
     for number in (2, 3):
@@ -94,11 +94,11 @@ def test_answers_are_changed_on_the_server(tab: Any, client: Any) -> None:
         attempts.filter(has_text=f"{number} of {number}").wait_for()
         page.locator(IDLE).wait_for()
     earlier, later = (
-        page.get_by_role("button", name=f"{way} answer") for way in ("Earlier", "Later")
+        page.get_by_role("button", name=f"{way} answer") for way in ("Previous", "Next")
     )
     assert later.is_disabled()
     earlier.focus()
-    for number, way in ((2, "Earlier"), (1, "Later")):  # the button that can be pressed again
+    for number, way in ((2, "Previous"), (1, "Next")):  # the enabled button has the focus
         page.keyboard.press("Enter")
         attempts.filter(has_text=f"{number} of 3").wait_for()
         page.locator(f"button:focus[aria-label='{way} answer']").wait_for()
@@ -107,28 +107,28 @@ def test_answers_are_changed_on_the_server(tab: Any, client: Any) -> None:
     assert (chosen["attempt"], chosen["attempts"]) == (0, [0, 1, 2])
     page.reload()
     attempts.filter(has_text="1 of 3").wait_for()
-    # a browser shows any white space as a space
+    # browsers collapse white space
     assert answers(page)[1].split() == chosen["answer"].split()
     box = box_of(page)
     box.press("ArrowUp")
     dialog = page.get_by_role("dialog").get_by_role("textbox")
-    shows(dialog, "second")
+    expect_value(dialog, "second")
     dialog.press("Escape")
     edit_last(page, "second, in other words")
-    page.locator(".said").get_by_text("second, in other words").wait_for()
+    page.locator(".user-message").get_by_text("second, in other words").wait_for()
     page.locator(f"{IDLE} .turn-actions").wait_for()
     assert client.said(name) == ["first", "second, in other words"]
     assert attempts.count() == 0
     press(page, "Undo")
-    shows(box, "second, in other words")
+    expect_value(box, "second, in other words")
     page.locator(".turn").nth(1).wait_for(state="detached")
     assert client.said(name) == ["first"]
 
 
-def test_an_answer_that_was_cut_or_stopped_can_be_gone_on_with(tab: Any, client: Any) -> None:
+def test_a_cut_or_stopped_answer_can_be_continued(tab: Any, client: Any) -> None:
     page = tab().page
-    say(page, "hello")
-    page.get_by_text("The answer was cut by its limit.").wait_for()
+    ask(page, "hello")
+    page.get_by_text("Stopped at the token limit.").wait_for()
     shown = "document.querySelector('.answer').textContent.length"
     n_shown = page.evaluate(shown)
     press(page, "Continue")
@@ -138,15 +138,15 @@ def test_an_answer_that_was_cut_or_stopped_can_be_gone_on_with(tab: Any, client:
     [turn] = client.got(f"/{name}")["turns_list"]
     assert turn["end"] - turn["answer_start"] >= 12
     assert answers(page)[0].split() == turn["answer"].split()
-    begin_long_answer(page)
+    start_long_answer(page)
     stop_answer(page)
-    page.get_by_text("The answer was stopped.").wait_for()
+    page.get_by_text("Stopped.", exact=True).wait_for()
     assert client.got(f"/{name}")["turns_list"][1]["finish"] == "interrupted"
     page.get_by_role("button", name="Continue").wait_for()
 
 
-def test_what_is_tried_first_gives_the_chat_its_name(tab: Any, client: Any) -> None:
-    """At once, while it is answered; and how fast that goes is seen then and after."""
+def test_a_suggestion_names_the_chat(tab: Any, client: Any) -> None:
+    """The name is shown during the answer, and the speed during and after it."""
     page = tab().page
     set_max_tokens(page, 1_000_000)
     page.get_by_role("button", name="Explain something").click()
@@ -154,17 +154,17 @@ def test_what_is_tried_first_gives_the_chat_its_name(tab: Any, client: Any) -> N
     page.get_by_role("heading", name=name).wait_for()
     page.locator("#sessions").get_by_text("answering").wait_for()
     assert client.names() == [name_of(page)] == [name]
-    page.locator(".chat > .reading").get_by_text(re.compile(r"^[\d.]+ tokens/s$")).wait_for()
+    page.locator(".chat > .status").get_by_text(re.compile(r"^[\d.]+ tokens/s$")).wait_for()
     stop_answer(page)
-    page.locator(".foot").get_by_text(re.compile(r"^[\d.]+ tokens/s$")).wait_for()
+    page.locator(".footer").get_by_text(re.compile(r"^[\d.]+ tokens/s$")).wait_for()
     page.locator("#sessions").get_by_text("1 turn").wait_for()
-    assert said(page) == [
+    assert messages(page) == [
         "Explain why the sky is blue, in three sentences that a child understands."
     ]
 
 
-def test_a_first_message_is_shown_while_its_model_is_loaded(tab: Any, client: Any) -> None:
-    """And comes back into the box where that fails."""
+def test_the_first_message_is_shown_while_the_model_loads(tab: Any, client: Any) -> None:
+    """If that fails, it returns to the box."""
     page = tab().page
     held: list[Any] = []
 
@@ -178,29 +178,29 @@ def test_a_first_message_is_shown_while_its_model_is_loaded(tab: Any, client: An
     for number in (1, 2):
         send(page, "hello there")
         page.get_by_text("Opening tiny").wait_for()
-        assert said(page) == ["hello there"]
+        assert messages(page) == ["hello there"]
         assert box_of(page).input_value() == ""
         if number == 1:
             held.pop().abort()
-            page.get_by_text("the server does not answer").wait_for()
-            shows(box_of(page), "hello there")
-            assert said(page) == []
-            page.get_by_role("heading", name="What shall we talk about?").wait_for()
+            page.get_by_text("the server does not respond").wait_for()
+            expect_value(box_of(page), "hello there")
+            assert messages(page) == []
+            page.get_by_role("heading", name="What would you like to talk about?").wait_for()
     held.pop().continue_()
     page.locator(f"{IDLE} .turn-actions").wait_for()
-    assert client.said(name_of(page)) == said(page) == ["hello there"]
+    assert client.said(name_of(page)) == messages(page) == ["hello there"]
 
 
-def test_a_long_prompt_shows_how_far_it_is(tab: Any, reading_seen: Any) -> None:
-    """Its end is in sight, and so is how far it has been read, until the answer begins."""
+def test_a_long_prompt_shows_prefill_progress(tab: Any, reading_seen: Any) -> None:
+    """The end of the prompt and the progress are visible until the answer starts."""
     page = tab().page
     send(page, "once upon a time " * 1500)
     until(
         page,
         """(() => {
           const progress = document.querySelector("progress");
-          const said = /^Reading [\\d,]+ of [\\d,]+ tokens$/;
-          if (!progress || !said.test(progress.parentElement.textContent)) return false;
+          const label = /^Reading [\\d,]+ of [\\d,]+ tokens$/;
+          if (!progress || !label.test(progress.parentElement.textContent)) return false;
           const { scrollHeight, scrollTop, clientHeight } = document.querySelector(".scroller");
           const fromEnd = scrollHeight - scrollTop - clientHeight;
           const { bottom } = progress.getBoundingClientRect();
@@ -212,8 +212,8 @@ def test_a_long_prompt_shows_how_far_it_is(tab: Any, reading_seen: Any) -> None:
     page.locator("progress").wait_for(state="detached")
 
 
-def test_files_become_part_of_the_message(tab: Any, client: Any, tmp_path: Path) -> None:
-    """Text and PDF files; in the box and in the chat they are a line each, which opens."""
+def test_attached_files_become_part_of_the_message(tab: Any, client: Any, tmp_path: Path) -> None:
+    """Text and PDF files are chips in the box and folded lines in the chat."""
     page = tab().page
     picker = page.get_by_label("Files to add", exact=True)
     names = ("large.txt", "binary.txt", "cat.png", "poem.txt", "tale.pdf", "scan.pdf")
@@ -223,10 +223,10 @@ def test_files_become_part_of_the_message(tab: Any, client: Any, tmp_path: Path)
     picture.write_bytes(b"")
     scan.write_bytes(pdf_of("", ""))
     for file, message in (
-        (large, "large.txt has 1.0 MiB of text: a message takes files of up to 1 MiB"),
-        (binary, "binary.txt is no text in UTF-8"),
-        (picture, "and this model has no projector for that: start pyh2o with --mmproj FILE"),
-        (scan, "scan.pdf has pictures of pages and no text"),
+        (large, "large.txt has 1.0 MiB of text: the limit for attached files is 1 MiB"),
+        (binary, "binary.txt is not a text file in UTF-8"),
+        (picture, "this model cannot read cat.png: start pyh2o with --mmproj FILE"),
+        (scan, "scan.pdf contains scanned pages without text"),
     ):
         picker.set_input_files(file)
         page.get_by_text(message).wait_for()
@@ -237,9 +237,9 @@ def test_files_become_part_of_the_message(tab: Any, client: Any, tmp_path: Path)
     box = box_of(page)
     box.fill("read this")
     picker.set_input_files([good, pdf, large])
-    page.get_by_label("Leave tale.pdf out").wait_for()
-    page.reload()  # what is written and not sent comes back
-    shows(box, "read this")
+    page.get_by_label("Remove tale.pdf").wait_for()
+    page.reload()  # the draft survives
+    expect_value(box, "read this")
     assert chips.locator("bdi").all_inner_texts() == ["poem.txt", "tale.pdf"]
     box.press("Enter")
     page.locator(f"{IDLE} .turn-actions").wait_for()
@@ -249,13 +249,13 @@ def test_files_become_part_of_the_message(tab: Any, client: Any, tmp_path: Path)
         "tale.pdf:\n\n````\nOnce upon\n\na time\n````"
     ]
     assert chips.count() == 0
-    lines = page.locator(".said summary").all_inner_texts()
+    lines = page.locator(".user-message summary").all_inner_texts()
     assert lines == ["poem.txt · 3 lines", "tale.pdf · 3 lines"]
     page.get_by_text("poem.txt · 3 lines").click()
-    page.locator(".said pre").get_by_text("roses").wait_for()
+    page.locator(".user-message pre").get_by_text("roses").wait_for()
 
 
-def test_files_are_dropped(tab: Any) -> None:
+def test_a_dropped_file_is_attached(tab: Any) -> None:
     page = tab().page
     page.locator(".chat").evaluate(
         """(chat) => {
@@ -265,21 +265,21 @@ def test_files_are_dropped(tab: Any) -> None:
           chat.dispatchEvent(new DragEvent("drop", how));
         }"""
     )
-    page.get_by_label("Leave poem.txt out").click()
+    page.get_by_label("Remove poem.txt").click()
     assert page.locator(".chips li").count() == 0
 
 
 # ---------------------------------------------------------------------------------------------
-# Refusals
+# Errors
 # ---------------------------------------------------------------------------------------------
 
 
-def test_what_was_refused_is_told_and_not_lost(tab: Any, client: Any) -> None:
+def test_a_refused_message_returns_to_the_box(tab: Any, client: Any) -> None:
     page = tab().page
-    say(page, "hello")
+    ask(page, "hello")
     name, shown = name_of(page), answers(page)
     listed = page.request.get(f"{page.url.partition('#')[0]}v1/sessions").json()
-    page.route("**/v1/sessions", lambda route: route.fulfill(json=listed))  # as it was before
+    page.route("**/v1/sessions", lambda route: route.fulfill(json=listed))  # hides changes
     with client.answering(f"/{name}/answers", **ENDLESS):
         press(page, "Regenerate")
         page.get_by_text(f"session {name} is being answered").wait_for()
@@ -288,11 +288,11 @@ def test_what_was_refused_is_told_and_not_lost(tab: Any, client: Any) -> None:
         page.wait_for_timeout(50)
     send(page, "hello again")
     page.get_by_text(f"there is no session {name}").wait_for()
-    shows(box_of(page), "hello again")
+    expect_value(box_of(page), "hello again")
     assert answers(page)[:1] == shown
 
 
-def test_the_server_is_killed_and_comes_back(chromium: Any, model_path: Path, chats: None) -> None:
+def test_the_page_survives_a_killed_server(chromium: Any, model_path: Path, chats: None) -> None:
     budget = ("--ctx", 256, "--hh", 32, "--recent", 32)
     with ExitStack() as programs:
 
@@ -304,13 +304,13 @@ def test_the_server_is_killed_and_comes_back(chromium: Any, model_path: Path, ch
         running = start(0)
         open_tab = programs.enter_context(browsers.tabs(chromium, running.address()))
         page = open_tab().page
-        say(page, "before")
+        ask(page, "before")
         shown = answers(page)
         running.process.kill()
         running.end()
         send(page, "after")
-        page.get_by_text("the server does not answer: is it still running?").wait_for()
-        shows(box_of(page), "after")
+        page.get_by_text("the server does not respond: check that it is running").wait_for()
+        expect_value(box_of(page), "after")
         page.get_by_role("button", name="Regenerate").wait_for()
         assert answers(page) == shown
         start(running.port)
@@ -325,18 +325,18 @@ def test_the_server_is_killed_and_comes_back(chromium: Any, model_path: Path, ch
         assert answers(page) == now
 
 
-def test_the_api_key_is_asked_for_once(
+def test_the_page_asks_for_the_api_key_once(
     serve: Callable[..., Any], chromium: Any, endless: None
 ) -> None:
-    """And again, if it cannot be sent: as one that was copied with the quotes of a letter."""
+    """It asks again if the key cannot be sent, for example with curly quotes."""
     with browsers.tabs(chromium, serve(api_key="secret").server.address) as open_tab:
         page = open_tab().page
         page.locator("dialog input").fill("\u201csecret\u201d")
         page.keyboard.press("Enter")
-        page.get_by_text("This key has a sign that cannot be sent").wait_for()
+        page.get_by_text("This key contains a character that cannot be sent").wait_for()
         page.locator("dialog input").fill("secret")
         page.keyboard.press("Enter")
-        say(page, "hello")
+        ask(page, "hello")
         page.reload()
         page.locator(".turn").wait_for()
         assert page.locator("dialog").count() == 0
@@ -347,14 +347,14 @@ def test_the_api_key_is_asked_for_once(
 # ---------------------------------------------------------------------------------------------
 
 
-def test_sessions_are_found_renamed_exported_imported_and_deleted(
+def test_sessions_can_be_searched_renamed_exported_imported_and_deleted(
     tab: Any, client: Any, tmp_path: Path
 ) -> None:
     client.chat("whales", "about whales")
     page = tab().page
     page.keyboard.press("Control+Shift+O")
     page.get_by_role("heading", name="New chat").wait_for()
-    say(page, "about ships")
+    ask(page, "about ships")
     ships = name_of(page)
     page.keyboard.press("Control+k")
     page.keyboard.type("whales")
@@ -366,7 +366,7 @@ def test_sessions_are_found_renamed_exported_imported_and_deleted(
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="wäles and co").wait_for()
     choose(page, "Export")
-    page.get_by_label("As").select_option("json")
+    page.get_by_label("Format").select_option("json")
     with page.expect_download() as download:
         press(page, "Download")
     exported = tmp_path / "exported.json"
@@ -380,25 +380,25 @@ def test_sessions_are_found_renamed_exported_imported_and_deleted(
     assert client.names() == [ships]
     page.get_by_label("Exported chats").set_input_files(exported)
     page.get_by_role("heading", name="wäles and co").wait_for()
-    page.locator(".said").get_by_text("about whales").wait_for()
+    page.locator(".user-message").get_by_text("about whales").wait_for()
     assert client.names() == sorted([ships, "wäles and co"])
 
 
-def test_chats_of_other_programs_are_imported(tab: Any, client: Any, tmp_path: Path) -> None:
-    """One is opened, with what had no answer yet in the box; of several it is said how many."""
+def test_chats_of_other_programs_can_be_imported(tab: Any, client: Any, tmp_path: Path) -> None:
+    """A single chat is opened with its unanswered message in the box; several are counted."""
     page = tab().page
     picker = page.get_by_label("Exported chats")
     wrong, tavern, many = (tmp_path / name for name in ("a.txt", "b.jsonl", "conversations.json"))
     wrong.write_text("roses are red")
     picker.set_input_files(wrong)
     page.get_by_text("no chats found in this file: give a SillyTavern chat").wait_for()
-    said = [("Hello", True), ("Well met!", False), ("Who are you?", True)]
+    texts = [("Hello", True), ("Well met!", False), ("Who are you?", True)]
     head = {"character_name": "The Innkeeper"}
-    messages = [{"mes": text, "is_user": is_user} for text, is_user in said]
-    tavern.write_text("\n".join(map(json.dumps, (head, *messages))))
+    lines = [{"mes": text, "is_user": is_user} for text, is_user in texts]
+    tavern.write_text("\n".join(map(json.dumps, (head, *lines))))
     picker.set_input_files(tavern)
     page.get_by_role("heading", name="The Innkeeper").wait_for()
-    shows(box_of(page), "Who are you?")
+    expect_value(box_of(page), "Who are you?")
     assert client.said("The Innkeeper") == ["Hello"]
 
     def node(parent: str | None, role: str, text: str) -> dict[str, Any]:
@@ -409,28 +409,28 @@ def test_chats_of_other_programs_are_imported(tab: Any, client: Any, tmp_path: P
     tree = {"title": "Greetings", "mapping": mapping, "current_node": "b"}
     many.write_text(json.dumps([tree, {**tree, "title": "Greetings"}]))
     picker.set_input_files(many)
-    page.get_by_text("2 of 2 chats were imported.").wait_for()
+    page.get_by_text("2 of 2 chats imported.").wait_for()
     assert client.names() == ["Greetings", "Greetings-2", "The Innkeeper"]
 
 
-def test_settings_go_to_the_server(tab: Any, client: Any) -> None:
-    """Other ones leave the system prompt as it is: another one has all be read again."""
+def test_settings_are_sent_only_if_they_changed(tab: Any, client: Any) -> None:
+    """A changed system prompt would make the server read the whole text again."""
     page = tab().page
     choose(page, "Settings")
     page.get_by_label("System prompt").fill("You are a sailor.")
     page.get_by_label("Temperature").fill("0.2")
     page.get_by_label("Max tokens").fill("3")
     press(page, "Save")
-    say(page, "hello")
+    ask(page, "hello")
     first = client.got(f"/{name_of(page)}")
     assert first["system"] == "You are a sailor."
     assert first["sampling"]["temperature"] == 0.2
     assert first["turns_list"][0]["finish"] == "length"
     page.get_by_role("link", name="New chat").click()
     page.get_by_role("heading", name="New chat").wait_for()
-    say(page, "hello")
+    ask(page, "hello")
     assert client.got(f"/{name_of(page)}")["sampling"]["seed"] != first["sampling"]["seed"]
-    prompt = "Hi.\r\nBe brief.\n"  # as one from a file
+    prompt = "Hi.\r\nBe brief.\n"  # a textarea normalises its line breaks
     client.begin("one", system=prompt)
     page.evaluate("location.hash = '#/s/one'")
     page.get_by_role("heading", name="one").wait_for()
@@ -443,7 +443,7 @@ def test_settings_go_to_the_server(tab: Any, client: Any) -> None:
     assert (session["system"], session["sampling"]["seed"]) == (prompt, 7)
 
 
-def test_a_chat_begins_and_goes_on_with_the_model_that_is_chosen(
+def test_the_chosen_model_starts_and_continues_a_chat(
     serve: Callable[..., Any], chromium: Any, endless: None, tmp_path: Path
 ) -> None:
     models = several.Loads(several.write_models(tmp_path)).models("first", "second")
@@ -457,7 +457,7 @@ def test_a_chat_begins_and_goes_on_with_the_model_that_is_chosen(
             page.locator(".models").get_by_role("button", name=name).click()
 
         choose_model("second")
-        say(page, "one")
+        ask(page, "one")
         name = name_of(page)
         assert client.got(f"/{name}")["model"] == "second"
         choose_model("first")
@@ -466,12 +466,12 @@ def test_a_chat_begins_and_goes_on_with_the_model_that_is_chosen(
         choose_model("first")
         press(page, "Change the model")
         page.locator("dialog").wait_for(state="detached")
-        say(page, "two")
+        ask(page, "two")
         assert client.got(f"/{name}")["model"] == "first"
         assert chooser.locator("bdi").inner_text() == "first"
 
 
-def test_what_other_models_made_is_told_once(
+def test_the_list_explains_sessions_of_other_models_once(
     serve: Callable[..., Any], chromium: Any, tmp_path: Path
 ) -> None:
     loads = several.Loads(several.write_models(tmp_path))
@@ -486,18 +486,18 @@ def test_what_other_models_made_is_told_once(
             page.locator("#sessions a .name").nth(2).wait_for()
             lines = page.locator("#sessions .sessions").inner_text()
             assert lines.count("made with first.gguf") == 2
-            assert lines.count("open one, and choose it") == 1
+            assert lines.count("open it and choose a model") == 1
             assert "this server does not have" not in lines
             style = "getComputedStyle(document.querySelector('.unusable .name')).textDecorationLine"
             assert page.evaluate(style) == "none"
 
 
 # ---------------------------------------------------------------------------------------------
-# Ways around
+# Navigation and accessibility
 # ---------------------------------------------------------------------------------------------
 
 
-def test_a_phone_scrolls_in_one_direction(tab: Any, client: Any) -> None:
+def test_a_phone_scrolls_only_vertically(tab: Any, client: Any) -> None:
     wide = "x" * 500
     table = f"| a | b |\n|---|---|\n| {wide} | b |"
     client.chat("one", wide, answer=f"{wide}\n\n```\n{wide}\n```\n\n{table}")
@@ -513,7 +513,7 @@ def test_a_phone_scrolls_in_one_direction(tab: Any, client: Any) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == 375
 
 
-def test_keyboard_only(tab: Any, client: Any) -> None:
+def test_the_page_works_with_the_keyboard_only(tab: Any, client: Any) -> None:
     page = tab().page
     page.locator("textarea:focus").wait_for()
     page.keyboard.type("first line")
@@ -523,16 +523,16 @@ def test_keyboard_only(tab: Any, client: Any) -> None:
     page.locator(f"{IDLE} .turn-actions").wait_for()
     first = name_of(page)
     assert client.said(first) == ["first line\nsecond line"]
-    for _ in range(20):  # back from the box, which has the focus
+    for _ in range(20):  # backwards from the box
         page.keyboard.press("Shift+Tab")
         if page.evaluate("document.activeElement.textContent") == "Regenerate":
             break
     page.keyboard.press("Enter")
     page.get_by_text("2 of 2").wait_for()
     page.keyboard.press("?")
-    page.get_by_role("heading", name="Keys").wait_for()
+    page.get_by_role("heading", name="Keyboard shortcuts").wait_for()
     page.keyboard.press("Escape")
-    page.get_by_role("heading", name="Keys").wait_for(state="detached")
+    page.get_by_role("heading", name="Keyboard shortcuts").wait_for(state="detached")
     page.keyboard.press("Control+Shift+O")
     page.get_by_role("heading", name="New chat").wait_for()
     page.keyboard.press("Control+k")
@@ -540,12 +540,12 @@ def test_keyboard_only(tab: Any, client: Any) -> None:
     page.get_by_role("heading", name=first).wait_for()
 
 
-def test_the_focus_is_where_it_was_behind_a_dialog(tab: Any) -> None:
-    """And where it is when an answer ends, as an open menu is."""
+def test_the_focus_returns_after_a_dialog(tab: Any) -> None:
+    """The end of an answer moves no focus and closes no menu."""
     page = tab().page
-    say(page, "hello")
+    ask(page, "hello")
     more = page.get_by_label("More")
-    for item, end in (("Settings", "Save"), ("Rename", "Cancel"), ("Keys", "Close")):
+    for item, end in (("Settings", "Save"), ("Rename", "Cancel"), ("Keyboard shortcuts", "Close")):
         more.press("Enter")
         page.get_by_role("button", name=item, exact=True).press("Enter")
         page.get_by_role("dialog").get_by_role("button", name=end, exact=True).press("Enter")
@@ -554,7 +554,7 @@ def test_the_focus_is_where_it_was_behind_a_dialog(tab: Any) -> None:
         assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "More", item
     set_max_tokens(page, 300)
     send(page, "and on")
-    page.locator("body.making").wait_for()
+    page.locator("body.generating").wait_for()
     more.press("Enter")
     page.get_by_role("button", name="Export", exact=True).focus()
     page.locator(f"{IDLE} .turn-actions").wait_for()
@@ -562,16 +562,16 @@ def test_the_focus_is_where_it_was_behind_a_dialog(tab: Any) -> None:
     assert page.evaluate("document.activeElement.textContent") == "Export"
 
 
-def test_an_address_leads_somewhere(tab: Any, client: Any) -> None:
-    """One that was written by hand, and that of a session that is gone since."""
+def test_invalid_addresses_open_a_new_chat(tab: Any, client: Any) -> None:
+    """An invalid percent encoding, and a deleted session."""
     for name in ("one", "two"):
         client.chat(name, f"in {name}")
     page = tab("#/s/one").page
-    page.locator(".said").get_by_text("in one").wait_for()
+    page.locator(".user-message").get_by_text("in one").wait_for()
     for name in ("50%", "two"):
         page.evaluate(f"location.hash = '#/s/{name}'")
         page.wait_for_timeout(200)
-    page.locator(".said").get_by_text("in two").wait_for()
+    page.locator(".user-message").get_by_text("in two").wait_for()
     page.evaluate("location.hash = '#/new'")
     page.get_by_role("heading", name="New chat").wait_for()
     assert client.ask("DELETE", "/two").status == 204
@@ -579,5 +579,5 @@ def test_an_address_leads_somewhere(tab: Any, client: Any) -> None:
     page.get_by_text("there is no session two").wait_for()
     page.get_by_role("heading", name="New chat").wait_for()
     page.evaluate("location.hash = '#/s/one'")
-    page.locator(".said").get_by_text("in one").wait_for()
-    assert said(page) == ["in one"]
+    page.locator(".user-message").get_by_text("in one").wait_for()
+    assert messages(page) == ["in one"]

@@ -1,4 +1,4 @@
-"""What the page's routes send: its files and nothing else, with headers that keep it safe."""
+"""The page's routes serve its files and nothing else, with security headers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ testclient = needed("starlette.testclient", name="httpx")
 
 VENDOR = page.FOLDER / "vendor"
 LISTED = VENDOR / "SHA256SUMS"
-MOST_BYTES, MOST_WITH_VENDORED = 300_000, 1_000_000
+MAX_BYTES, MAX_WITH_VENDORED = 300_000, 1_000_000
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,8 @@ def client() -> Any:
     return testclient.TestClient(app)
 
 
-def test_every_file_that_is_named_is_there(client: Any) -> None:
-    """From the first page on, over the imports of each module."""
+def test_every_imported_file_is_served_and_none_is_unused(client: Any) -> None:
+    """Follow links and imports from the index page."""
     index = client.get("/")
     waiting = re.findall(r'(?:src|href)="(page/[^"]+)"', index.text)
     seen: dict[str, int] = {}
@@ -43,11 +43,11 @@ def test_every_file_that_is_named_is_there(client: Any) -> None:
         waiting += [f"{folder}/{name}" for name in re.findall(r'from "\./([^"]+)"', reply.text)]
     on_disk = {path.name for path in page.FOLDER.rglob("*.*") if VENDOR not in path.parents}
     assert {place.rpartition("/")[2] for place in seen} | {"index.html"} == on_disk
-    assert sum(seen.values()) + len(index.content) < MOST_BYTES
+    assert sum(seen.values()) + len(index.content) < MAX_BYTES
 
 
-def test_what_comes_from_others_is_as_it_came(client: Any) -> None:
-    """With its licences; and all of the page is small."""
+def test_third_party_files_are_unchanged(client: Any) -> None:
+    """They include their licences, and the size of the whole page is limited."""
     sums = dict(reversed(line.split()) for line in LISTED.read_text().splitlines())
     ours = {LISTED, VENDOR / "README.md"}
     files = {path for path in VENDOR.rglob("*") if path.is_file() and path not in ours}
@@ -58,18 +58,18 @@ def test_what_comes_from_others_is_as_it_came(client: Any) -> None:
     for name, data in found.items():
         assert client.get(f"/page/vendor/{name}").content == data
     whole = sum(path.stat().st_size for path in page.FOLDER.rglob("*") if path.is_file())
-    assert whole < MOST_WITH_VENDORED
+    assert whole < MAX_WITH_VENDORED
 
 
 @pytest.mark.parametrize("place", ["/", "/page/icon.svg", "/page/style.css"])
-def test_the_browser_is_told_to_trust_these_files_only(client: Any, place: str) -> None:
+def test_responses_have_security_headers(client: Any, place: str) -> None:
     reply = client.get(place)
     policy = reply.headers["content-security-policy"]
     assert "default-src 'self'" in policy
     assert "unsafe" not in policy
     assert reply.headers["x-content-type-options"] == "nosniff"
     assert reply.headers["referrer-policy"] == "no-referrer"
-    # what has not changed is not sent again, and what has is asked for
+    # browsers revalidate, and get unchanged files only once
     assert reply.headers["cache-control"] == "no-cache"
     assert client.head(place).status_code == 200
     if place.startswith("/page"):
@@ -78,8 +78,8 @@ def test_the_browser_is_told_to_trust_these_files_only(client: Any, place: str) 
 
 
 @pytest.mark.parametrize("place", ["page.py", "../page.py", "%2e%2e/page.py", "js", "/etc/passwd"])
-def test_nothing_else_is_sent(server: Any, place: str) -> None:
-    """To a client that sends paths as they are written."""
+def test_paths_outside_the_page_are_not_served(server: Any, place: str) -> None:
+    """http.client does not normalise paths."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     connection.request("GET", f"/page/{place}")
     assert connection.getresponse().status == 404

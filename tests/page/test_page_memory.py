@@ -1,4 +1,4 @@
-"""The memory map beside a chat: the strip, the shaded text, pins, and what was recalled."""
+"""The memory panel: the strip, shaded text, pins, recalled passages."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from browser import (
     LIVE,
     STORY,
     WIDE,
+    ask,
     axe_source,
-    begin_long_answer,
     choose,
     name_of,
     press,
-    say,
     serious_findings,
     set_max_tokens,
+    start_long_answer,
     stop_answer,
     until,
 )
 
-# One that is something to see: parts of a character have no text of their own.
+# A visible token; tokens that are part of a character have no text.
 TOKEN = ":is(.answer, .chunk) [data-p]:not(:empty)"
 
 
 def colours(page: Any) -> set[str]:
-    """The colours of the strip, some pixels from its left."""
+    """Return the colours in a column of the strip."""
     found: list[str] = page.evaluate(
         """() => {
           const canvas = document.querySelector(".strip canvas");
@@ -56,13 +56,13 @@ def texts_of(client: Any, name: str, start: int, end: int) -> list[str]:
 
 
 def answer_tokens(client: Any, name: str) -> str:
-    """The last answer, as its tokens say it."""
+    """Return the text of the last answer's tokens."""
     turn = client.got(f"/{name}")["turns_list"][-1]
     return "".join(texts_of(client, name, turn["answer_start"], turn["end"]))
 
 
 def pin_selection(page: Any, client: Any, name: str) -> tuple[int, int]:
-    """Pin what is selected; the tokens that are pinned since."""
+    """Pin the selection and return the newly pinned span."""
     before = client.got(f"/{name}/map")["pinned"]
     press(page, "Pin")
     until(page, f"{LIVE} === 'Pinned'")
@@ -70,9 +70,9 @@ def pin_selection(page: Any, client: Any, name: str) -> tuple[int, int]:
     return span[0], span[1]
 
 
-def see_legend(page: Any, words: str, n: int) -> None:
-    """Wait until it says that so many tokens are in a state."""
-    entry = page.locator(".legend li").filter(has_text=words)
+def expect_in_legend(page: Any, label: str, n: int) -> None:
+    """Wait until the legend shows `n` tokens in a state."""
+    entry = page.locator(".legend li").filter(has_text=label)
     entry.get_by_text(f"{n:,}", exact=True).wait_for()
 
 
@@ -81,45 +81,44 @@ def see_legend(page: Any, words: str, n: int) -> None:
 # ---------------------------------------------------------------------------------------------
 
 
-def test_the_memory_is_shown_when_there_is_something_to_see(tab: Any) -> None:
-    """And not to somebody who has closed it."""
+def test_the_memory_opens_at_the_first_eviction_unless_it_was_closed(tab: Any) -> None:
     one = tab(**WIDE)
     one.context.add_init_script("localStorage.removeItem('pyh2o-memory')")
     page = one.page
     page.reload()
-    say(page, "hello")
+    ask(page, "hello")
     assert not page.locator("#memory").is_visible()
     set_max_tokens(page, 250)
-    say(page, "and more than there is room for")
-    page.get_by_text(re.compile("^Keeps .* the rest is in the archive")).wait_for()
+    ask(page, "and more than the cache can hold")
+    page.get_by_text(re.compile("are in the cache; the rest is in the archive")).wait_for()
     press(page, "Close the memory")
-    say(page, "again")
+    ask(page, "again")
     assert not page.locator("#memory").is_visible()
 
 
-def test_the_strip_shows_what_is_kept_and_what_is_not_read_yet(tab: Any, client: Any) -> None:
+def test_the_strip_shows_the_cache_and_unread_tokens(tab: Any, client: Any) -> None:
     client.story("tale", "once upon a time " * 60)
     page = tab("#/s/tale", **WIDE).page
     n = client.got("/tale")["tokens"]
-    page.get_by_text(f"{n:,} tokens still to be read.").wait_for()
-    page.get_by_label("Tokens of a passage").fill("3")
-    press(page, "Write on")
-    page.get_by_text(re.compile("^Keeps .* tokens at hand; the rest is in the archive")).wait_for()
+    page.get_by_text(f"{n:,} tokens not read yet.").wait_for()
+    page.get_by_label("Tokens per passage").fill("3")
+    press(page, "Continue")
+    page.get_by_text(re.compile("are in the cache; the rest is in the archive")).wait_for()
     page.locator(IDLE).wait_for()
     page.wait_for_timeout(500)
     found = client.got("/tale/map")
     kv = found["kv"]
     summary = page.locator("#memory .summary").inner_text()
-    assert summary.startswith(f"Keeps {kv['used']} of {kv['position']:,} tokens at hand;")
-    see_legend(page, "Came back", sum(end - start for start, end in found["recalled"]))
+    assert summary.startswith(f"{kv['used']} of {kv['position']:,} tokens are in the cache;")
+    expect_in_legend(page, "Recalled", sum(end - start for start, end in found["recalled"]))
     assert {"204,121,167", "86,180,233"} <= colours(page)
 
 
-def test_what_was_recalled_leads_to_its_place(tab: Any, client: Any) -> None:
-    """Also when the chat is opened again."""
+def test_a_recalled_passage_links_to_its_message(tab: Any, client: Any) -> None:
+    """The list is the same after a reload."""
     page = tab(**WIDE).page
     for n in range(12):
-        say(page, f"message {n}, and some more words to be evicted soon")
+        ask(page, f"message {n}, and some more words to be evicted soon")
     name = name_of(page)
     recalled = page.locator(".recalled-list button")
     texts = [each["text"].strip()[:160] for each in client.got(f"/{name}/recalled")]
@@ -132,13 +131,13 @@ def test_what_was_recalled_leads_to_its_place(tab: Any, client: Any) -> None:
         page.get_by_text("weight").first.wait_for()
         page.reload()
     recalled.first.click()
-    page.locator(".turn.found").wait_for()
+    page.locator(".turn.highlighted").wait_for()
 
 
-def test_one_layer_and_head_can_be_seen(tab: Any) -> None:
+def test_the_map_of_one_layer_and_head_is_shown(tab: Any) -> None:
     page = tab(**WIDE).page
-    say(page, "hello")
-    page.get_by_text("Figures", exact=True).click()
+    ask(page, "hello")
+    page.get_by_text("Statistics", exact=True).click()
     press(page, "Layers and heads")
     page.get_by_text(re.compile("Layer 0, head 0: [0-9]+ of")).wait_for()
     page.get_by_label("Layer", exact=True).select_option("2")
@@ -151,15 +150,15 @@ def test_one_layer_and_head_can_be_seen(tab: Any) -> None:
 # ---------------------------------------------------------------------------------------------
 
 
-def test_shaded_text_is_the_text_and_tells_of_each_token(tab: Any, client: Any) -> None:
+def test_shading_keeps_the_text_and_describes_each_token(tab: Any, client: Any) -> None:
     page = tab(**WIDE).page
-    say(page, "please remember the sea")
+    ask(page, "please remember the sea")
     plain = page.locator(".answer").text_content()
     shade(page)
     name = name_of(page)
     assert page.locator(".answer").text_content() == plain
     page.locator(TOKEN).first.hover()
-    about = page.locator("#memory .token")
+    about = page.locator("#memory .token-info")
     about.get_by_text(re.compile(r"Held by \d+ of \d+ pairs")).wait_for()
     page.locator(".scroller").focus()
     for _ in range(7):
@@ -176,9 +175,9 @@ def test_shaded_text_is_the_text_and_tells_of_each_token(tab: Any, client: Any) 
     assert page.locator(".answer").text_content() == plain
 
 
-def test_text_is_shaded_where_another_map_comes_first(tab: Any) -> None:
+def test_text_is_shaded_if_a_new_map_arrives_before_the_tokens(tab: Any) -> None:
     page = tab(**WIDE).page
-    say(page, "hello")
+    ask(page, "hello")
     held: list[Any] = []
     page.route("**/tokens?*", lambda route: held.append(route))
     press(page, "Shade the text")
@@ -193,41 +192,41 @@ def test_text_is_shaded_where_another_map_comes_first(tab: Any) -> None:
     page.locator(TOKEN).first.wait_for(state="attached")
 
 
-def test_another_answer_is_shaded_as_it_is(tab: Any, client: Any) -> None:
-    """Also one of as many tokens."""
+def test_another_attempt_is_shaded_with_its_own_tokens(tab: Any, client: Any) -> None:
+    """Attempts can have the same number of tokens."""
     page = tab(**WIDE).page
-    say(page, "hello")
+    ask(page, "hello")
     shade(page)
     first = shaded_answer(page, client)
     press(page, "Regenerate")
     page.get_by_text("2 of 2").wait_for()
     page.locator(TOKEN).first.wait_for(state="attached")
     assert shaded_answer(page, client) != first
-    press(page, "Earlier answer")
+    press(page, "Previous answer")
     page.get_by_role("group", name="Answers").filter(has_text="1 of 2").wait_for()
     page.locator(TOKEN).first.wait_for(state="attached")
     page.wait_for_timeout(300)
     assert shaded_answer(page, client) == first
 
 
-def test_markdown_stays_and_marks_of_the_template_do_not_come(tab: Any, client: Any) -> None:
+def test_shading_keeps_markdown_and_hides_the_chat_template(tab: Any, client: Any) -> None:
     answer = "# Sea\n\nIt is **wide** and *deep*, see [a map](http://127.0.0.1/wide).\n\n"
     answer += "- one\n- `two`\n\n```python\nsea = 'sea'\n```\n\nThe end"
     client.chat("talk", "user: What is the sea?", answer=answer)
     page = tab("#/s/talk", **WIDE).page
     page.locator(".code-head").get_by_text("Python").wait_for()
-    plain = [page.locator(each).inner_text() for each in (".said", ".answer")]
+    plain = [page.locator(each).inner_text() for each in (".user-message", ".answer")]
     shade(page)
     for element in ("h3", "strong", "em", "a", "li code", "pre code", "p >> text=The end"):
         page.locator(f".answer {element}").first.wait_for()
-    assert [page.locator(each).inner_text() for each in (".said", ".answer")] == plain
+    assert [page.locator(each).inner_text() for each in (".user-message", ".answer")] == plain
     shaded = shaded_answer(page, client)
     assert "wide and deep, see a map." in shaded
     assert shaded.endswith("The end")
 
 
 def shaded_answer(page: Any, client: Any) -> str:
-    """What is shaded of the answer, each piece a part of its token."""
+    """Return the shaded text of the answer, and check that each span is part of its token."""
     spans = "[...document.querySelectorAll('.answer [data-p]')]"
     shown = page.evaluate(f"{spans}.map((t) => [Number(t.dataset.p), t.textContent])")
     texts = texts_of(client, name_of(page), 0, 10**4)
@@ -237,25 +236,25 @@ def shaded_answer(page: Any, client: Any) -> str:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_message_stays_in_sight_while_it_is_answered(tab: Any, client: Any, again: bool) -> None:
-    """Its tokens are not known yet, or are those of the answer before."""
+def test_a_shaded_message_stays_during_its_answer(tab: Any, client: Any, again: bool) -> None:
+    """Its tokens are unknown, or known only for the previous answer."""
     page = tab(**WIDE).page
-    say(page, "hello")
+    ask(page, "hello")
     shade(page)
     with page.expect_response("**/map"):
         if again:
             page.evaluate("localStorage.setItem('pyh2o-max-tokens', '1000000')")
             press(page, "Regenerate")
         else:
-            begin_long_answer(page, "hello")
+            start_long_answer(page, "hello")
         shown = "document.querySelector('.turn:last-child .answer').textContent"
         until(page, f"{shown}.length > 200")
     page.wait_for_timeout(300)
-    assert "hello" in page.locator(".said").last.text_content()
+    assert "hello" in page.locator(".user-message").last.text_content()
     assert page.locator(".turn:last-child .answer [data-p]").count() == 0
     stop_answer(page)
     page.locator(f".turn:last-child {TOKEN}").first.wait_for(state="attached")
-    assert page.locator(".said").last.text_content() == "hello"
+    assert page.locator(".user-message").last.text_content() == "hello"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -263,18 +262,18 @@ def test_a_message_stays_in_sight_while_it_is_answered(tab: Any, client: Any, ag
 # ---------------------------------------------------------------------------------------------
 
 
-def test_selected_text_is_pinned_and_unpinned(tab: Any, client: Any) -> None:
+def test_selected_text_can_be_pinned_and_unpinned(tab: Any, client: Any) -> None:
     page = tab(**WIDE).page
-    say(page, "The word is mellon")
+    ask(page, "The word is mellon")
     name = name_of(page)
     before = client.got(f"/{name}/map")["pinned"]
-    page.locator(".said").select_text()
+    page.locator(".user-message").select_text()
     span = pin_selection(page, client, name)
     assert "".join(texts_of(client, name, *span)).strip() == "The word is mellon"
     page.locator(".pin-bar").wait_for(state="hidden")
     n_pinned = sum(end - start for start, end in client.got(f"/{name}/map")["pinned"])
-    see_legend(page, "Pinned", n_pinned)
-    page.locator(".said").select_text()
+    expect_in_legend(page, "Pinned", n_pinned)
+    page.locator(".user-message").select_text()
     press(page, "Unpin")
     until(page, f"{LIVE} === 'Unpinned'")
     assert client.got(f"/{name}/map")["pinned"] == before
@@ -299,10 +298,10 @@ def test_selected_text_is_pinned_and_unpinned(tab: Any, client: Any) -> None:
     ],
     ids=["words", "picture"],
 )
-def test_the_place_that_is_selected_is_pinned(
+def test_only_the_selected_occurrence_is_pinned(
     tab: Any, client: Any, answer: str, select: str, wanted: str
 ) -> None:
-    """Not the last one with these words; and the marks of Markdown are not shown."""
+    """The text occurs several times, and Markdown syntax is not displayed."""
     client.chat("one", "hello", answer=answer)
     page = tab("#/s/one", **WIDE).page
     page.locator(".answer em").wait_for()
@@ -315,13 +314,13 @@ def test_the_place_that_is_selected_is_pinned(
     assert "swim" not in before
 
 
-def test_text_is_pinned_that_came_since_the_memory_was_hidden(tab: Any, client: Any) -> None:
+def test_text_written_while_the_memory_is_hidden_can_be_pinned(tab: Any, client: Any) -> None:
     client.story("tale", "once upon a time " * 20)
     page = tab("#/s/tale", **WIDE).page
-    page.get_by_text("tokens still to be read.").wait_for()
+    page.get_by_text("tokens not read yet.").wait_for()
     page.keyboard.press("Control+m")
-    page.get_by_label("Tokens of a passage").fill("30")
-    press(page, "Write on")
+    page.get_by_label("Tokens per passage").fill("30")
+    press(page, "Continue")
     page.get_by_role("button", name="Undo passage").wait_for()
     page.locator(IDLE).wait_for()
     text = client.got("/tale")["text"]
@@ -338,12 +337,12 @@ def test_text_is_pinned_that_came_since_the_memory_was_hidden(tab: Any, client: 
 
 
 # ---------------------------------------------------------------------------------------------
-# For everybody
+# Accessibility
 # ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(tab: Any, client: Any, scheme: str) -> None:
+def test_the_page_is_accessible(tab: Any, client: Any, scheme: str) -> None:
     axe = axe_source()
     client.story("long", "once upon a time " * 60)
     answer = "# Title\n\n`code` and [link](https://a.example)\n\n```\ncode\n```\n\n> quote"
@@ -360,14 +359,14 @@ def test_axe_finds_nothing_serious(tab: Any, client: Any, scheme: str) -> None:
     page.get_by_text("Other models").click()
     check("the models")
     page.get_by_label("Files to add", exact=True).set_input_files(__file__)
-    page.get_by_label("Leave test_page_memory.py out").wait_for()
+    page.get_by_label("Remove test_page_memory.py").wait_for()
     check("a file")
     page.evaluate("location.hash = '#/s/one'")
     page.locator(".answer .hl-keyword").wait_for()
     page.locator(".answer .katex").first.wait_for()
-    page.get_by_text("Figures", exact=True).click()
+    page.get_by_text("Statistics", exact=True).click()
     page.get_by_text("poem.txt · 1 line").click()
-    say(page, "remember the sea")
+    ask(page, "remember the sea")
     check("a chat")
     shade(page)
     check("shaded text")

@@ -1,4 +1,4 @@
-"""Stories on the page: writing on, cutting, undoing, and long texts that stay quick."""
+"""Stories on the page: continue, cut, undo, edit, long texts."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import json
 import re
 from typing import Any
 
-from browser import IDLE, LIVE, STORY, WIDE, choose, name_of, press, shows, until
+from browser import IDLE, LIVE, STORY, WIDE, choose, expect_value, name_of, press, until
 
 
-def words(n: int) -> str:
-    """A long story, with a paragraph now and then."""
+def story_text(n: int) -> str:
+    """Return a story of `n` words with some paragraphs."""
     return "".join(f" {i}th" if i % 90 else "\n\nOnce," for i in range(n))
 
 
-def write_on(page: Any, n_tokens: int = 10) -> None:
-    page.get_by_label("Tokens of a passage").fill(str(n_tokens))
-    page.get_by_role("button", name=re.compile("^Write")).click()
+def continue_story(page: Any, n_tokens: int = 10) -> None:
+    page.get_by_label("Tokens per passage").fill(str(n_tokens))
+    page.get_by_role("button", name=re.compile("^(Write|Continue)")).click()
     page.get_by_role("button", name="Undo passage").wait_for()
     page.locator(IDLE).wait_for()
 
 
-def test_a_story_is_begun_continued_stopped_and_taken_back(tab: Any, client: Any) -> None:
-    """A system prompt is for chats only."""
+def test_a_story_can_be_started_continued_stopped_and_undone(tab: Any, client: Any) -> None:
+    """It starts without the system prompt, which is for chats only."""
     page = tab().page
     choose(page, "Settings")
     page.get_by_label("System prompt").fill("You are a sailor.")
     press(page, "Save")
     page.get_by_role("link", name="New story").click()
-    page.get_by_label("Beginning of the story").fill("Once 🐋 upon a time,")
-    write_on(page, 40)
+    page.get_by_label("Start of the story").fill("Once 🐋 upon a time,")
+    continue_story(page, 40)
     name = name_of(page)
     first = client.got(f"/{name}")
     assert first["text"].startswith("Once 🐋 upon a time,")
     until(page, f"Array.from({STORY}).length === {len(first['text'])}")
-    page.get_by_label("Tokens of a passage").fill("1000000")
-    press(page, "Write on")
+    page.get_by_label("Tokens per passage").fill("1000000")
+    press(page, "Continue")
     until(page, f"Array.from({STORY}).length > {len(first['text'])}")
-    # at once: the text moves the button
+    # forced: the growing text moves the button
     page.get_by_role("button", name="Stop").click(force=True)
     page.locator(IDLE).wait_for()
     second = client.got(f"/{name}")
@@ -46,12 +46,12 @@ def test_a_story_is_begun_continued_stopped_and_taken_back(tab: Any, client: Any
     until(page, f"Array.from({STORY}).length === {len(second['text'])}")
     assert page.evaluate(STORY) == second["text"]
     press(page, "Undo passage")
-    until(page, f"{LIVE} === 'The last passage was taken back.'")
+    until(page, f"{LIVE} === 'The last passage was removed.'")
     assert client.got(f"/{name}")["text"] == first["text"] == page.evaluate(STORY)
 
 
 def test_a_story_has_a_note_and_a_lorebook(tab: Any, client: Any) -> None:
-    """Set before it begins and later; its text and its places are as without."""
+    """They are set before the start or later, and are not part of the text or its positions."""
     page = tab("#/new-story", **WIDE).page
     book = {"entries": [{"keys": ["comet"], "content": "Comets bring luck."}]}
     for name, content in (("bad.json", b"luck"), ("book.json", json.dumps(book).encode())):
@@ -62,10 +62,10 @@ def test_a_story_has_a_note_and_a_lorebook(tab: Any, client: Any) -> None:
         )
         press(page, "Save")
         if name == "bad.json":
-            page.get_by_text("bad.json is no lorebook").wait_for()
-    page.get_by_label("Beginning of the story").fill("A comet came. And")
-    write_on(page, 20)
-    write_on(page, 20)
+            page.get_by_text("bad.json is not a lorebook").wait_for()
+    page.get_by_label("Start of the story").fill("A comet came. And")
+    continue_story(page, 20)
+    continue_story(page, 20)
     name = name_of(page)
     session = client.got(f"/{name}")
     assert (session["note"], session["lore_entries"]) == ("Be sad.", 1)
@@ -86,20 +86,20 @@ def test_a_story_has_a_note_and_a_lorebook(tab: Any, client: Any) -> None:
     page.get_by_role("link", name="New chat").click()
     page.get_by_role("heading", name="New chat").wait_for()
     choose(page, "Settings")
-    shows(page.get_by_label("Author's note"), "")
+    expect_value(page.get_by_label("Author's note"), "")
 
 
-def test_a_story_goes_on_from_the_cursor(tab: Any, client: Any) -> None:
-    """Characters are counted as the server does, also behind a whale."""
-    beginning = "A 🐋 swims. " * 5 + "And then it sleeps."
-    client.story("whale", beginning)
+def test_a_story_continues_from_the_cursor(tab: Any, client: Any) -> None:
+    """Characters count as code points, also after an emoji."""
+    start = "A 🐋 swims. " * 5 + "And then it sleeps."
+    client.story("whale", start)
     page = tab("#/s/whale").page
     page.locator(".chunk").wait_for()
-    page.get_by_label("Tokens of a passage").fill("10")
+    page.get_by_label("Tokens per passage").fill("10")
     page.locator(".scroller").focus()
     for _ in range(3):
         page.keyboard.press("ArrowLeft")
-    page.get_by_role("button", name="Write on from the cursor").wait_for()
+    page.get_by_role("button", name="Continue from the cursor").wait_for()
     page.keyboard.press("Control+Enter")
     page.get_by_role("button", name="Undo passage").wait_for()
     page.locator(IDLE).wait_for()
@@ -110,30 +110,30 @@ def test_a_story_goes_on_from_the_cursor(tab: Any, client: Any) -> None:
     assert page.evaluate(STORY) == text
 
 
-def test_much_text_is_cut_only_after_asking(tab: Any, client: Any) -> None:
-    text = words(1000)
+def test_cutting_much_text_needs_a_confirmation(tab: Any, client: Any) -> None:
+    text = story_text(1000)
     client.story("long", text)
     page = tab("#/s/long").page
-    page.get_by_label("Tokens of a passage").fill("5")
+    page.get_by_label("Tokens per passage").fill("5")
     page.locator(".chunk").first.click(position={"x": 100, "y": 100})
-    press(page, "Write on from the cursor")
-    page.get_by_role("heading", name="Cut the rest?").wait_for()
+    press(page, "Continue from the cursor")
+    page.get_by_role("heading", name="Delete the rest?").wait_for()
     page.keyboard.press("Escape")
     assert client.got("/long")["text"] == text
-    press(page, "Write on from the cursor", "Cut and write on")
+    press(page, "Continue from the cursor", "Delete and continue")
     until(page, f"{STORY}.length < {len(text)}")
     page.get_by_role("button", name="Undo passage").wait_for()
     page.locator(IDLE).wait_for()
     assert len(client.got("/long")["text"]) < len(text)
 
 
-def test_the_strip_leads_to_each_place_of_a_long_story(tab: Any, client: Any) -> None:
-    client.story("long", words(20_000))
+def test_the_strip_scrolls_to_any_position_of_a_long_story(tab: Any, client: Any) -> None:
+    client.story("long", story_text(20_000))
     page = tab("#/s/long", **WIDE).page
     n = client.got("/long")["tokens"]
-    page.get_by_text(f"{n:,} tokens still to be read.").wait_for()
+    page.get_by_text(f"{n:,} tokens not read yet.").wait_for()
     press(page, "Shade the text")
-    strip = page.get_by_role("slider", name="Place in the text")
+    strip = page.get_by_role("slider", name="Position in the text")
     strip.focus()
     strip.press("Home")
     texts = client.got("/long/tokens?start=0&end=20")["texts"]
@@ -152,8 +152,8 @@ def test_the_strip_leads_to_each_place_of_a_long_story(tab: Any, client: Any) ->
     assert page.locator("[data-p]").count() < 20_000
 
 
-def test_any_word_of_a_story_is_changed(tab: Any, client: Any) -> None:
-    """As somebody types it, unless with Esc, or if it was changed elsewhere: nothing is lost."""
+def test_a_story_can_be_edited(tab: Any, client: Any) -> None:
+    """Esc discards an edit; a conflicting edit is shown for copying."""
     client.story("whale", "A 🐋 swims. " * 800 + "And then it sleeps.")
     page = tab("#/s/whale").page
     page.locator(".chunk").first.wait_for()
@@ -180,8 +180,8 @@ def test_any_word_of_a_story_is_changed(tab: Any, client: Any) -> None:
     page.keyboard.type("late")
     client.got("/whale/replace", "POST", {"start": 0, "end": 4, "text": "Never"})
     press(page, "Done")
-    page.get_by_text("whale was changed elsewhere").wait_for()
-    assert page.get_by_label("Your words, to be copied").input_value() == "late"
+    page.get_by_text("whale was changed by another").wait_for()
+    assert page.get_by_label("Your text, to copy").input_value() == "late"
     press(page, "Close")
     now = client.got("/whale")["text"]
     assert now == "Never" + changed[4:]

@@ -1,4 +1,4 @@
-"""Text that tries to be more than text, and text of a size that nobody reads."""
+"""Text on the page: hostile, formatted, and huge."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from browser import answers, box_of, say, shows, until
+from browser import answers, ask, box_of, expect_value, until
 
 HOSTILE = (
     "<script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>"
@@ -28,7 +28,7 @@ MARKED = (
     "1. one\n2. two\n   - in\n   - side\n\n> quoted\n> text\n\n```py\na\n\nb\n```\n\n"
     "| a | b |\n|---|---|\n| 1 | 2 |\n\n$$\nx^2\n- 1\n$$\n\n---\nend\\* snake_case_word ~~gone~~"
 )
-# What becomes of a text that streams in, and of the same text at once.
+# Renders a text streamed and at once.
 STREAMED = """async (text) => {
   const { Markdown, showMarkdown } = await import("/page/js/markdown.js");
   const [streamed, whole] = [document.createElement("div"), document.createElement("div")];
@@ -42,7 +42,7 @@ STREAMED = """async (text) => {
 }"""
 
 
-def test_no_text_becomes_part_of_the_page(tab: Any, client: Any) -> None:
+def test_hostile_text_adds_no_scripts_or_elements(tab: Any, client: Any) -> None:
     client.chat("one", *HOSTILE, answer="\n\n".join(HOSTILE[:-1]))
     client.chat("deep", "hello", answer=HOSTILE[-1])
     client.story("tale", f"<img src=x onerror='window.harmed = 1'> {' '.join(HOSTILE)}")
@@ -64,7 +64,7 @@ def test_no_text_becomes_part_of_the_page(tab: Any, client: Any) -> None:
     assert page.evaluate("window.harmed") is None
 
 
-def test_an_answer_is_the_same_streamed_and_loaded(tab: Any, client: Any) -> None:
+def test_streamed_and_loaded_answers_look_the_same(tab: Any, client: Any) -> None:
     """Streaming renders only the last blocks again."""
     client.chat("one", "hello", answer=MARKED)
     page = tab("#/s/one").page
@@ -99,8 +99,8 @@ COMMON = """**bold *both***, ~~gone~~, 3~5-6~8, H<sub>2</sub>O, one<br>two, AT&a
 </details>"""
 
 
-def test_markdown_that_models_write_is_shown(tab: Any, client: Any) -> None:
-    """Nested emphasis, lists of tasks, alignment and harmless HTML; unknown tags stay text."""
+def test_common_markdown_is_rendered(tab: Any, client: Any) -> None:
+    """Nested emphasis, task lists, alignment and harmless HTML; unknown tags stay text."""
     client.chat("one", "hello", answer=COMMON)
     page = tab("#/s/one").page
     page.locator(".answer strong em").get_by_text("both", exact=True).wait_for()
@@ -124,7 +124,7 @@ WIDE_BLOCKS = (
 
 
 def test_wide_tables_and_formulas_scroll_on_a_phone(tab: Any, client: Any) -> None:
-    """Cells break no words, and no part of a formula is out of reach."""
+    """Words in cells are not broken."""
     client.chat("one", "hello", answer=WIDE_BLOCKS)
     page = tab("#/s/one", viewport={"width": 390, "height": 800}).page
     page.locator(".katex-html").last.wait_for()
@@ -137,8 +137,8 @@ def test_wide_tables_and_formulas_scroll_on_a_phone(tab: Any, client: Any) -> No
     assert page.evaluate("document.querySelector('.scroller').scrollWidth <= innerWidth")
 
 
-def test_code_is_coloured_and_named(tab: Any, client: Any) -> None:
-    """In a language that is known; its text is what it was."""
+def test_code_is_highlighted_and_its_language_named(tab: Any, client: Any) -> None:
+    """Unknown languages stay plain, and the text does not change."""
     source = 'def f(x: int) -> str:  # <b>\n    return "a" if x else f"{x}"'
     answer = f"```py\n{source}\n```\n\n```klingon\n{source}\n```"
     client.chat("one", "hello", answer=answer)
@@ -150,8 +150,8 @@ def test_code_is_coloured_and_named(tab: Any, client: Any) -> None:
     assert page.locator(".hl-comment").inner_text() == "# <b>"
 
 
-def test_formulas_are_set_and_prices_are_not(tab: Any, client: Any) -> None:
-    r"""As `\(`, `\[` and dollars mark them; one that is wrong is shown as it is written."""
+def test_formulas_are_rendered_and_prices_are_not(tab: Any, client: Any) -> None:
+    r"""Formulas in `\(`, `\[` and dollars; invalid ones show their source."""
     formulas = r"$e^{i\pi}$ and \(a_1\): \[ \frac{1}{2} \]"
     answer = f"{formulas}\n\n$$\nx\n$$.\n\n$5 or $10, $5 and 3$, $HOME/$USER, \\$1\n\n$\\frac{{$"
     client.chat("one", "hello", answer=rf"{answer} $\href{{javascript:window.harmed=1}}{{x}}$")
@@ -165,15 +165,15 @@ def test_formulas_are_set_and_prices_are_not(tab: Any, client: Any) -> None:
     assert page.locator(".formula .katex-display").count() == 1
 
 
-def test_thoughts_are_folded_and_calls_shown(tab: Any, client: Any) -> None:
-    """Thoughts of an answer that was seen to be made, with how long they took."""
+def test_reasoning_is_folded_and_tool_calls_are_shown(tab: Any, client: Any) -> None:
+    """The reasoning of a streamed answer shows its duration."""
     client.chat("one", "hello")
     page = tab("#/s/one").page
     page.locator(".turn").wait_for()
-    assert page.locator(".thoughts:visible, .call").count() == 0
+    assert page.locator(".reasoning:visible, .tool-call").count() == 0
     call = {"name": "look_up", "arguments": '{"what":"<b>"}'}
-    said = {"user": "why?", "answer": "Because.", "reasoning": "I *wonder* why."}
-    turn = {**client.got("/one")["turns_list"][0], **said}
+    texts = {"user": "why?", "answer": "Because.", "reasoning": "I *wonder* why."}
+    turn = {**client.got("/one")["turns_list"][0], **texts}
     session = client.got("/one")
     session["turns_list"].append({**turn, "calls": [call]})
     events = [
@@ -188,20 +188,20 @@ def test_thoughts_are_folded_and_calls_shown(tab: Any, client: Any) -> None:
         lambda route: route.fulfill(content_type="text/event-stream", body=body),
     )
     page.route("**/v1/sessions/one", lambda route: route.fulfill(json=session))
-    say(page, "why?")
-    summary = page.get_by_text("Thought for 1 second", exact=True)
+    ask(page, "why?")
+    summary = page.get_by_text("Reasoned for 1 second", exact=True)
     summary.wait_for()
-    thoughts = page.locator(".thoughts .md").last
-    assert not thoughts.is_visible()
+    reasoning = page.locator(".reasoning .md").last
+    assert not reasoning.is_visible()
     summary.click()
-    assert thoughts.inner_text() == "I wonder why."
+    assert reasoning.inner_text() == "I wonder why."
     assert page.locator(".turn:last-child .answer").inner_text() == "Because."
     shown = page.get_by_role("group", name="Call of look_up").locator("pre").inner_text()
     assert shown == '{\n  "what": "<b>"\n}'
 
 
-def test_steps_of_an_answer_are_shown_before_it(tab: Any, client: Any) -> None:
-    """What was thought, said and called; and answers of before thoughts were told apart."""
+def test_earlier_steps_are_shown_before_the_answer(tab: Any, client: Any) -> None:
+    """Steps have reasoning, text and calls. Answers with <think> in their text are unchanged."""
     answer = "<think>\nI wonder.\n</think>\n\nYes."
     client.chat("one", "hello", answer=answer)
     session = client.got("/one")
@@ -213,28 +213,28 @@ def test_steps_of_an_answer_are_shown_before_it(tab: Any, client: Any) -> None:
     page.route("**/v1/sessions/one", lambda route: route.fulfill(json=session))
     page.reload()
     shown = page.locator(".turn").nth(1)
-    shown.get_by_text("Thoughts", exact=True).click()
-    shown.get_by_text("waits for the results").wait_for()
+    shown.get_by_text("Reasoning", exact=True).click()
+    shown.get_by_text("Waiting for the results").wait_for()
     texts = [line for line in shown.inner_text().split("\n") if line]
-    assert [*texts[texts.index("Thoughts") :]][:7] == [
-        *("Thoughts", "Where?", "Ah.", "I look.", "look_up", "{}", "found <it>")
+    assert [*texts[texts.index("Reasoning") :]][:7] == [
+        *("Reasoning", "Where?", "Ah.", "I look.", "look_up", "{}", "found <it>")
     ]
     assert "There." in texts
     assert "".join(answers(page)[0].split()) == "".join(answer.split())
 
 
-def test_right_to_left_text_stays_in_its_place(tab: Any, client: Any) -> None:
+def test_right_to_left_text_is_isolated(tab: Any, client: Any) -> None:
     client.chat("one", "שלום עולם", answer="שלום עולם")
     page = tab("#/s/one").page
-    assert page.locator(".said").get_attribute("dir") == "auto"
+    assert page.locator(".user-message").get_attribute("dir") == "auto"
     style = "getComputedStyle(document.querySelector('{}')).{}"
     assert page.evaluate(style.format(".answer p", "direction")) == "rtl"
     assert page.evaluate(style.format(".answer", "unicodeBidi")) == "isolate"
 
 
 @pytest.mark.parametrize("kind", ["conversation", "story"])
-def test_ten_megabytes_in_one_line(tab: Any, client: Any, kind: str) -> None:
-    """As the server would tell them: no model reads that in a test."""
+def test_the_page_shows_ten_megabytes_in_one_line(tab: Any, client: Any, kind: str) -> None:
+    """The server's response is faked, because a model would need hours for this text."""
     size = 10_000_000
     client.chat("huge", "more")
     huge = client.got("/huge")
@@ -246,7 +246,7 @@ def test_ten_megabytes_in_one_line(tab: Any, client: Any, kind: str) -> None:
     page = one.page
     page.evaluate("location.hash = '#/s/huge'")
     page.locator(".answer, .chunk").first.wait_for()
-    place = ".answer" if kind == "conversation" else ".page-text"
+    place = ".answer" if kind == "conversation" else ".story-text"
     assert page.evaluate(f"document.querySelector('{place}').textContent.length") == size
     if kind == "conversation":
         box_of(page).fill("still alive")
@@ -265,16 +265,16 @@ def test_the_whole_text_is_printed(tab: Any, client: Any, kind: str) -> None:
     assert len(sheets) > 8
 
 
-def test_an_answer_is_copied_over_a_plain_connection_too(tab: Any, client: Any) -> None:
-    """Where the server is another machine, browsers keep their clipboard from the page."""
+def test_an_answer_can_be_copied_over_plain_http(tab: Any, client: Any) -> None:
+    """Browsers offer no clipboard to pages loaded over HTTP from another machine."""
     client.chat("one", "hello", answer="first\n\n```\nsecond\n```")
     one = tab("#/s/one")
     one.context.add_init_script("delete Navigator.prototype.clipboard")
     page = one.page
     page.reload()
-    for place, copied in ((".code", "second"), (".foot", "first\n\n```\nsecond\n```")):
+    for place, copied in ((".code", "second"), (".footer", "first\n\n```\nsecond\n```")):
         page.locator(place).get_by_role("button", name="Copy").click()
         page.locator(place).get_by_text("Copied").wait_for()
         box_of(page).fill("")
         box_of(page).press("Control+v")
-        shows(box_of(page), copied)
+        expect_value(box_of(page), copied)

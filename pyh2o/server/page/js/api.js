@@ -1,14 +1,12 @@
-// The server's routes, as functions. All requests of the page go through here, and none to another host.
+// Functions for the server's routes. All requests of the page are sent here, and none to another host.
 
-import { ofTab } from "./storage.js";
+import { tabStorage } from "./storage.js";
 
-// A session as the server tells it: name, kind ("conversation" or "story"), model, changed, bytes, turns, tokens, first,
-// usable, why; system, sampling, text or turns_list, whose turns have user, answer, finish, attempt, attempts, start,
-// answer_start and end.
+// docs/sessions-api.md describes the fields of sessions, turns and events.
 
 const KEY = "pyh2o-key";
 
-/** What the server refused, in its own words. */
+/** An error response of the server, with its message. */
 export class ApiError extends Error {
   constructor(status, message) {
     super(message);
@@ -16,55 +14,55 @@ export class ApiError extends Error {
   }
 }
 
-let askKey = () => Promise.reject(new ApiError(401, "the server wants its API key"));
+let askKey = () => Promise.reject(new ApiError(401, "the server requires its API key"));
 let asking = null;
 
-/** Says how a key is asked for; one question serves all requests that wait for it. */
-export function onKeyWanted(ask) {
+/** Sets the function that asks the user for the API key. Concurrent requests share one question. */
+export function onKeyRequired(ask) {
   askKey = ask;
 }
 
-/** A response with a good status. */
-export async function send(method, path, body, signal) {
+/** Sends a request and returns the response if its status is good. */
+export async function request(method, path, body, signal) {
   for (;;) {
-    const key = ofTab.get(KEY);
+    const key = tabStorage.get(KEY);
     const headers = {};
     if (key) headers["Authorization"] = `Bearer ${key}`;
     if (body !== undefined) headers["Content-Type"] = "application/json";
     const payload = body === undefined ? undefined : JSON.stringify(body);
-    const response = await reached(path, { method, headers, body: payload, signal });
+    const response = await fetchResponse(path, { method, headers, body: payload, signal });
     if (response.ok) return response;
-    if (response.status !== 401) throw new ApiError(response.status, await complaint(response));
-    // Another request may have got the key meanwhile.
-    if (ofTab.get(KEY) !== key) continue;
+    if (response.status !== 401) throw new ApiError(response.status, await errorMessage(response));
+    // Another request may have set the key in the meantime.
+    if (tabStorage.get(KEY) !== key) continue;
     asking ??= askKey().finally(() => { asking = null; });
-    ofTab.set(KEY, await asking);
+    tabStorage.set(KEY, await asking);
   }
 }
 
-async function reached(path, request) {
+async function fetchResponse(path, options) {
   try {
-    return await fetch(path, request);
+    return await fetch(path, options);
   } catch (error) {
-    if (request.signal?.aborted) throw error;
-    throw new ApiError(0, "the server does not answer: is it still running?");
+    if (options.signal?.aborted) throw error;
+    throw new ApiError(0, "the server does not respond: check that it is running");
   }
 }
 
-async function complaint(response) {
+async function errorMessage(response) {
   try {
     return (await response.json()).error.message;
   } catch {
-    return `the server answered with status ${response.status}`;
+    return `the server responded with status ${response.status}`;
   }
 }
 
 async function json(method, path, body) {
-  return (await send(method, path, body)).json();
+  return (await request(method, path, body)).json();
 }
 
-/** The route of a session. */
-export function route(name, rest = "") {
+/** The path of a session's route. */
+export function sessionPath(name, rest = "") {
   return `v1/sessions/${encodeURIComponent(name)}${rest}`;
 }
 
@@ -75,35 +73,35 @@ const query = (values) => {
 
 export const machine = () => json("GET", "v1/machine");
 export const list = async (q = "") => (await json("GET", `v1/sessions${query({ q })}`)).data;
-export const get = (name) => json("GET", route(name));
+export const get = (name) => json("GET", sessionPath(name));
 export const create = (body) => json("POST", "v1/sessions", body);
-export const change = (name, body) => json("PATCH", route(name), body);
-export const remove = (name) => send("DELETE", route(name));
-export const imported = async (text) => (await json("POST", "v1/sessions/import", { text })).data;
-export const replace = (name, what) => json("POST", route(name, "/replace"), what);
-export const undo = (name) => json("POST", route(name, "/undo"), {});
-export const stop = (name) => send("POST", route(name, "/stop"));
-export const map = (name, layer, head) => json("GET", route(name, `/map${query({ layer, head })}`));
+export const change = (name, body) => json("PATCH", sessionPath(name), body);
+export const remove = (name) => request("DELETE", sessionPath(name));
+export const readImport = async (text) => (await json("POST", "v1/sessions/import", { text })).data;
+export const replace = (name, change) => json("POST", sessionPath(name, "/replace"), change);
+export const undo = (name) => json("POST", sessionPath(name, "/undo"), {});
+export const stop = (name) => request("POST", sessionPath(name, "/stop"));
+export const map = (name, layer, head) => json("GET", sessionPath(name, `/map${query({ layer, head })}`));
 export const tokens = (name, start, end) =>
-  json("GET", route(name, `/tokens${query({ start, end })}`));
-export const pin = (name, what) => json("POST", route(name, "/pins"), what);
-export const unpin = (name, what) => json("DELETE", route(name, "/pins"), what);
-export const recalled = (name) => json("GET", route(name, "/recalled"));
-export const exported = async (name, format) =>
-  (await send("GET", route(name, `/export${query({ format })}`))).blob();
-export const picture = async (name, key) => (await send("GET", route(name, `/pictures/${key}`))).blob();
-/** The pages of a PDF file in base64, as their texts are found. */
-export const pages = (name, data) => events("v1/files/text", { name, data });
+  json("GET", sessionPath(name, `/tokens${query({ start, end })}`));
+export const pin = (name, target) => json("POST", sessionPath(name, "/pins"), target);
+export const unpin = (name, target) => json("DELETE", sessionPath(name, "/pins"), target);
+export const recalled = (name) => json("GET", sessionPath(name, "/recalled"));
+export const exportSession = async (name, format) =>
+  (await request("GET", sessionPath(name, `/export${query({ format })}`))).blob();
+export const picture = async (name, hash) => (await request("GET", sessionPath(name, `/pictures/${hash}`))).blob();
+/** Streams the texts of the pages of a PDF file, given in base64. */
+export const readPDF = (name, data) => events("v1/files/text", { name, data });
 
-// Server-sent events that answer a POST, which EventSource cannot send.
+// Server-sent events in response to a POST, which EventSource cannot send.
 
-export const brokenOff = () => new ApiError(0, "the connection broke off: what was said until then is saved");
+export const connectionLost = () => new ApiError(0, "the connection was lost: the text up to then is saved");
 
-/** The events of an answer, as far as they come. */
+/** Yields the events of a response. */
 export async function* events(path, body, signal) {
-  const response = await send("POST", path, body, signal);
+  const response = await request("POST", path, body, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for await (const data of lines(reader, signal)) {
+  for await (const data of dataLines(reader, signal)) {
     if (data === "[DONE]") return;
     const event = JSON.parse(data);
     if (event.error) throw new ApiError(event.error.code ?? 500, event.error.message);
@@ -111,21 +109,21 @@ export async function* events(path, body, signal) {
   }
 }
 
-/** What stands behind `data:` in each line; comments keep the connection open and say nothing. */
-async function* lines(reader, signal) {
-  const pieces = [];
+/** Yields the payload of each `data:` line; comments only keep the connection open. */
+async function* dataLines(reader, signal) {
+  const parts = [];
   for (;;) {
-    const { value, done } = await reader.read().catch((error) => { throw signal.aborted ? error : brokenOff(); });
+    const { value, done } = await reader.read().catch((error) => { throw signal.aborted ? error : connectionLost(); });
     if (done) return;
-    // Joined only when a line ends: a huge one in many pieces would be copied again and again.
+    // Join only at the end of a line: joining at each read would copy a long line repeatedly.
     if (!value.includes("\n")) {
-      pieces.push(value);
+      parts.push(value);
       continue;
     }
-    const whole = (pieces.join("") + value).split("\n");
-    pieces.length = 0;
-    pieces.push(whole.pop());
-    for (const line of whole) {
+    const lines = (parts.join("") + value).split("\n");
+    parts.length = 0;
+    parts.push(lines.pop());
+    for (const line of lines) {
       if (line.startsWith("data:")) yield line.slice(5).trim();
     }
   }

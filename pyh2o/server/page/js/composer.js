@@ -1,29 +1,29 @@
-// The box that messages are written in: keys, files, and the buttons beside it.
+// The message box: keys, attached files, and its buttons.
 
-import { readFile, split, withFiles } from "./attachments.js";
-import { button, careful, complain, h } from "./dom.js";
-import { stop } from "./making.js";
-import { shownPicture } from "./pictures.js";
-import { joined, moveDraft, recall, remember, without } from "./storage.js";
+import { joinMessage, readFile, splitMessage } from "./attachments.js";
+import { button, h, reportErrors, showToast } from "./dom.js";
+import { stop } from "./generation.js";
+import { pictureElement } from "./pictures.js";
+import { joinParts, loadDraft, moveDraft, removePrefix, saveDraft } from "./storage.js";
 
 export class Composer {
-  /** `uses` has send(message), edit(), and takes(sense): whether the model sees or hears. */
-  constructor(uses) {
-    this.uses = uses;
-    this.sent = ""; // of which nobody knows yet whether the server has it
-    this.returned = ""; // what came back into the box
-    this.name = null; // of the session that it is for
-    this.files = []; // of each the name, and the text or the mark; while it is read `part`, how far
+  /** `handlers` are send(message), edit(), and can(ability): whether the model "sees" or "hears". */
+  constructor(handlers) {
+    this.handlers = handlers;
+    this.pending = ""; // sent, and not yet confirmed by the server
+    this.returned = ""; // returned to the box because the server did not confirm it
+    this.name = null; // of the session
+    this.files = []; // each with name, and text or marker; `progress` while it is read
     this.box = h("textarea", {
       rows: 1, dir: "auto", "aria-label": "Message", placeholder: "Write a message", autocomplete: "off",
-      keydown: (event) => this.onKey(event), input: () => this.changed(),
+      keydown: (event) => this.onKey(event), input: () => this.onChange(),
       paste: (event) => this.onFiles(event, event.clipboardData),
     });
-    this.picker = h("input", { type: "file", multiple: true, class: "unseen", tabindex: -1,
-      "aria-label": "Files to add", change: () => this.take([...this.picker.files]) });
-    this.chips = h("ul", { class: "chips", "aria-label": "Files of this message" });
+    this.picker = h("input", { type: "file", multiple: true, class: "visually-hidden", tabindex: -1,
+      "aria-label": "Files to add", change: () => this.addFiles([...this.picker.files]) });
+    this.chips = h("ul", { class: "chips", "aria-label": "Attached files" });
     const row = h("div", { class: "box" },
-      button("+", () => this.picker.click(), { class: "icon", "aria-label": "Add files", title: "Text, PDF files, pictures and sound: choose them, or drop or paste them here" }), this.box,
+      button("+", () => this.picker.click(), { class: "icon", "aria-label": "Add files", title: "Attach text, PDF files, pictures or sound. You can also drop or paste them here." }), this.box,
       h("button", { type: "submit", class: "primary send" }, "Send"),
       button("Stop", stop, { class: "stop send" }));
     this.element = h("form", {
@@ -32,127 +32,118 @@ export class Composer {
     }, this.chips, row, this.picker);
   }
 
-  /** What is written, with its files; of those that are still read there is nothing yet. */
+  /** The message with its files, without those still being read. */
   get message() {
-    return withFiles(this.box.value, this.files.filter((file) => file.part === undefined));
+    return joinMessage(this.box.value, this.files.filter((file) => file.progress === undefined));
   }
 
   set message(message) {
-    const { text, files, pictures } = split(message);
+    const { text, files, pictures } = splitMessage(message);
     this.box.value = text;
-    this.files = [...pictures, ...files, ...this.files.filter((file) => file.part !== undefined)];
+    this.files = [...pictures, ...files, ...this.files.filter((file) => file.progress !== undefined)];
     this.showFiles();
   }
 
-  /** Keeps what is written for a session, and shows what was kept, unless its `last` message is that. */
-  keepFor(name, last) {
+  /** Opens the draft of a session, without a message that is the session's `last` one. */
+  open(name, last) {
     this.name = name;
-    const kept = without(recall(name), last);
-    if (!this.message) this.message = this.returned = kept; // the server may get to it yet
-    this.changed();
+    const draft = removePrefix(loadDraft(name), last);
+    if (!this.message) this.message = this.returned = draft; // the server may still receive it
+    this.onChange();
   }
 
-  /** The session that it is for has this name. */
+  /** Moves the draft to a session's name. */
   moveTo(name) {
     moveDraft(this.name, name);
     this.name = name;
   }
 
-  /** Another message is the last one: if it had come back here, it is no draft. */
-  arrived(last) {
-    if (without(this.returned, last) === this.returned) return;
+  /** Removes a returned message from the box if it has become the session's `last` message after all. */
+  removeDelivered(last) {
+    if (removePrefix(this.returned, last) === this.returned) return;
     this.returned = "";
-    this.message = without(this.message, last);
-    this.changed();
+    this.message = removePrefix(this.message, last);
+    this.onChange();
   }
 
-  /** Takes the files of what was dropped or pasted, if it has some. */
+  /** Adds dropped or pasted files. */
   onFiles(event, { files, types }) {
-    const isText = types.includes("text/plain") && types.includes("text/html"); // of which a picture comes along
+    const isText = types.includes("text/plain") && types.includes("text/html"); // office programs add a picture of the text
     if (!files.length || isText) return;
     event.preventDefault();
-    this.take([...files]);
+    this.addFiles([...files]);
   }
 
-  /** Reads files, which are then part of the message. */
-  async take(files) {
+  async addFiles(files) {
     this.picker.value = "";
     this.box.focus();
     for (const source of files) {
-      const file = { name: source.name.replace(/[\n:]/g, " "), part: 0 };
+      const file = { name: source.name.replace(/[\n:]/g, " "), progress: 0 };
       this.files.push(file);
       this.showFiles();
-      const tell = (part) => { file.part = part; this.showFiles(); };
-      const found = await careful(() => readFile(source, { tell, takes: this.uses.takes }));
-      if (found) Object.assign(file, found, { part: undefined });
+      const onProgress = (progress) => { file.progress = progress; this.showFiles(); };
+      const content = await reportErrors(() => readFile(source, { onProgress, can: this.handlers.can }));
+      if (content) Object.assign(file, content, { progress: undefined });
       else this.files = this.files.filter((each) => each !== file);
       this.showFiles();
-      this.changed();
+      this.onChange();
     }
   }
 
   showFiles() {
     this.chips.replaceChildren(...this.files.map((file) => {
-      const gone = () => { this.files = this.files.filter((each) => each !== file); this.showFiles(); this.changed(); this.box.focus(); };
-      return h("li", {}, file.mark && shownPicture(this.name, file.mark), file.name && h("bdi", {}, file.name),
-        file.part === undefined ? button("×", gone, { class: "icon", "aria-label": `Leave ${file.name || "the picture"} out` })
-          : h("progress", { value: file.part, "aria-label": `Reading ${file.name}` }));
+      const remove = () => { this.files = this.files.filter((each) => each !== file); this.showFiles(); this.onChange(); this.box.focus(); };
+      return h("li", {}, file.marker && pictureElement(this.name, file.marker), file.name && h("bdi", {}, file.name),
+        file.progress === undefined ? button("×", remove, { class: "icon", "aria-label": `Remove ${file.name || "the picture"}` })
+          : h("progress", { value: file.progress, "aria-label": `Reading ${file.name}` }));
     }));
   }
 
   onKey(event) {
-    if (event.isComposing) return; // Enter ends what an input method composes
+    if (event.isComposing) return; // Enter ends the composition of an input method
     if (event.key === "Enter" && !event.shiftKey) {
       event.preventDefault();
       this.submit();
     } else if (event.key === "ArrowUp" && !this.message) {
       event.preventDefault();
-      this.uses.edit();
+      this.handlers.edit();
     }
   }
 
   submit() {
-    const read = this.files.find((file) => file.part !== undefined);
-    if (read) return complain(`${read.name} is still being read: send the message when it has been.`);
+    const unread = this.files.find((file) => file.progress !== undefined);
+    if (unread) return showToast(`${unread.name} is still being read: send the message afterwards.`);
     const message = this.message.trim();
-    if (message) this.uses.send(message);
+    if (message) this.handlers.send(message);
   }
 
-  put(message) {
-    this.message = message;
-    this.changed();
-    this.box.focus();
-  }
-
-  /** Holds a message while it is sent; the box is free for the next one. */
+  /** Empties the box for the next message, and holds this one until `settle`. */
   send(message) {
     this.returned = this.message = "";
     this.hold(message);
   }
 
-  /** Keeps a message over a reload, until `settle`. */
+  /** Holds a message, also across a reload of the page, until `settle`. */
   hold(message) {
-    this.sent = message;
-    this.changed();
+    this.pending = message;
+    this.onChange();
   }
 
-  /** The server has what was sent, or has not: then it is before what was written since. */
-  settle(isTaken) {
-    const { sent } = this;
-    this.sent = "";
-    if (isTaken) return this.changed();
-    this.returned = sent;
-    this.put(joined(sent, this.message));
+  /** Releases the held message; if the server does not have it, it returns to the box before the current draft. */
+  settle(isDelivered) {
+    const { pending } = this;
+    this.pending = "";
+    if (isDelivered) return this.onChange();
+    this.returned = pending;
+    this.message = joinParts(pending, this.message);
+    this.onChange();
+    this.box.focus();
   }
 
-  changed() {
-    remember(this.name, joined(this.sent, this.message));
-    this.grow();
-  }
-
-  grow() {
+  onChange() {
+    saveDraft(this.name, joinParts(this.pending, this.message));
     this.box.style.height = "auto";
-    // Hidden boxes have no height to grow to.
+    // The scroll height of a hidden box is 0.
     if (this.box.scrollHeight) this.box.style.height = `${this.box.scrollHeight + 2}px`;
   }
 }

@@ -1,6 +1,6 @@
-// What all of the page is made of: elements, questions, what is said aside, files, numbers as people read them.
+// Shared by all modules: elements, dialogs, messages to the user, downloads, formatted numbers.
 
-/** An element; a function becomes a listener, `true` an empty attribute. */
+/** Creates an element; a function becomes a listener, `true` an empty attribute. */
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -13,17 +13,16 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A button that submits nothing. */
+/** Creates a button that does not submit a form. */
 export function button(label, click, attributes = {}) {
   return h("button", { type: "button", click, ...attributes }, label);
 }
 
-/** The element with this id, which the page has from the start. */
 export function byId(id) {
   return document.getElementById(id);
 }
 
-/** Calls `work` at most once in `wait` ms, the last time after the last call. */
+/** Calls `work` at most once in `wait` ms, and once more after the last call. */
 export function throttled(work, wait) {
   let timer = 0;
   let last = 0;
@@ -36,9 +35,9 @@ export function throttled(work, wait) {
   };
 }
 
-// Questions, each a <dialog> that is gone when it is answered; Esc answers no.
+// Dialogs, each a <dialog> that is removed when it closes; Esc cancels.
 
-/** Shows a dialog and waits for its end: whether somebody agreed, with the button that says `yes`. */
+/** Shows a dialog; resolves to whether the user pressed the button `yes`. */
 export function ask(title, content, yes, { no = "Cancel", danger = false, wide = false } = {}) {
   return new Promise((resolve) => {
     const close = (answer) => () => { dialog.returnValue = answer; dialog.close(answer); };
@@ -46,8 +45,8 @@ export function ask(title, content, yes, { no = "Cancel", danger = false, wide =
       no ? button(no, close("")) : null,
       h("button", { type: "submit", class: danger ? "danger" : "primary" }, yes));
     const submit = (event) => { event.preventDefault(); close("yes")(); };
-    const form = h("form", { submit }, h("h2", { id: "asked" }, title), ...content, buttons);
-    const dialog = h("dialog", { "aria-labelledby": "asked", class: wide ? "wide" : null }, form);
+    const form = h("form", { submit }, h("h2", { id: "dialog-title" }, title), ...content, buttons);
+    const dialog = h("dialog", { "aria-labelledby": "dialog-title", class: wide ? "wide" : null }, form);
     dialog.addEventListener("close", () => {
       dialog.remove();
       resolve(dialog.returnValue === "yes");
@@ -58,7 +57,7 @@ export function ask(title, content, yes, { no = "Cancel", danger = false, wide =
   });
 }
 
-/** Asks for a text, in an area or in an input of this type; null if nobody answered. */
+/** Asks for a text, in a textarea for type "area"; null if the user cancels. */
 export async function askText(title, label, value = "", type = "text") {
   const attributes = { value, required: true, autocomplete: "off" };
   const box = type === "area" ? h("textarea", { rows: 8, dir: "auto", ...attributes }) : h("input", { type, ...attributes });
@@ -66,41 +65,41 @@ export async function askText(title, label, value = "", type = "text") {
   return agreed && box.value.trim() ? box.value.trim() : null;
 }
 
-/** Asks whether to do what cannot be taken back. */
-export function askWhether(title, text, yes) {
+/** Asks for confirmation of an action that cannot be undone. */
+export function askToConfirm(title, text, yes) {
   return ask(title, [h("p", {}, text)], yes, { danger: true });
 }
 
-// What is said aside: to screen readers without flooding them, and complaints that all can see.
+// Messages: announcements for screen readers, and toasts.
 
-const SPEAK_MS = 4000;
+const ANNOUNCE_MS = 4000;
 const TOAST_MS = 8000;
-// A screen reader that gets more at once cannot be stopped.
-const MOST_SPOKEN = 1500;
+// A screen reader cannot be interrupted while it reads an announcement.
+const MAX_ANNOUNCED = 1500;
 
-let heard = "";
-let spokenAt = 0;
+let unannounced = "";
+let announcedAt = 0;
 let toastTimer = 0;
 
-/** Says a short line. */
+/** Announces a line to screen readers. */
 export function announce(line) {
   byId("live").textContent = line;
 }
 
-/** Says streamed text in whole sentences, every few seconds; the rest when it has ended. */
+/** Announces streamed text in whole sentences, every few seconds; the rest at the end. */
 export function announceText(text, isEnd = false) {
-  heard += text;
+  unannounced += text;
   const now = performance.now();
-  if (!isEnd && now - spokenAt < SPEAK_MS) return;
-  const end = isEnd ? heard.length : heard.search(/[.!?\n][^.!?\n]*$/) + 1;
+  if (!isEnd && now - announcedAt < ANNOUNCE_MS) return;
+  const end = isEnd ? unannounced.length : unannounced.search(/[.!?\n][^.!?\n]*$/) + 1;
   if (!end) return;
-  announce(heard.slice(0, end).slice(-MOST_SPOKEN));
-  heard = heard.slice(end);
-  spokenAt = now;
+  announce(unannounced.slice(0, end).slice(-MAX_ANNOUNCED));
+  unannounced = unannounced.slice(end);
+  announcedAt = now;
 }
 
-/** Shows what went wrong, or a note. */
-export function complain(error) {
+/** Shows an error or a note for some seconds. */
+export function showToast(error) {
   const toast = byId("toast");
   toast.textContent = typeof error === "string" ? error : error.message;
   toast.classList.add("shown");
@@ -108,27 +107,25 @@ export function complain(error) {
   toastTimer = setTimeout(() => toast.classList.remove("shown"), TOAST_MS);
 }
 
-/** Runs `work` and says what goes wrong; null then. */
-export async function careful(work) {
+/** Runs `work`; shows its error, and returns null then. */
+export async function reportErrors(work) {
   try {
     return await work();
   } catch (error) {
-    complain(error);
+    showToast(error);
     return null;
   }
 }
 
-/** The same, during which a view is busy: it begins nothing else. */
-export function alone(view, work) {
+/** Does the same, and marks a view as busy meanwhile, so that it starts nothing else. */
+export function whileBusy(view, work) {
   view.isBusy = true;
-  return careful(work).finally(() => { view.isBusy = false; });
+  return reportErrors(work).finally(() => { view.isBusy = false; });
 }
 
-// Buttons that copy a text.
-
-/** A button that copies a text. */
+/** Creates a button that copies a text. */
 export function copyButton(text, attributes) {
-  const copy = button("Copy", () => careful(async () => {
+  const copy = button("Copy", () => reportErrors(async () => {
     if (navigator.clipboard) await navigator.clipboard.writeText(text);
     else copySelected(text);
     copy.textContent = "Copied";
@@ -138,55 +135,50 @@ export function copyButton(text, attributes) {
   return copy;
 }
 
-/** The old way: a page that came over plain HTTP from another machine has no clipboard. */
+/** Copies through a selection: browsers offer no clipboard to pages loaded over plain HTTP from another machine. */
 function copySelected(text) {
-  const box = h("textarea", { class: "unseen", value: text });
+  const box = h("textarea", { class: "visually-hidden", value: text });
   document.body.append(box);
   box.select();
   const isCopied = document.execCommand("copy");
   box.remove();
-  if (!isCopied) throw new Error("the browser lets nothing be copied here: select the text, and copy that");
+  if (!isCopied) throw new Error("the browser does not allow copying here: select the text and copy it yourself");
 }
 
-// Files that the page hands out.
+const DOWNLOAD_MS = 60_000;
 
-const KEPT_MS = 60_000;
-
-/** Hands a file to whoever sits before the page. */
-export function save(blob, name) {
+/** Downloads a file. */
+export function download(blob, name) {
   const href = URL.createObjectURL(blob);
   h("a", { href, download: name.replace(/[/\\]/g, "-") }).click();
-  setTimeout(() => URL.revokeObjectURL(href), KEPT_MS);
-  complain(`${name} was saved where your browser keeps downloads.`);
+  setTimeout(() => URL.revokeObjectURL(href), DOWNLOAD_MS);
+  showToast(`${name} was saved in your browser's downloads folder.`);
 }
 
-// Numbers as people read them.
-
 /** 12345 -> "12,345" */
-export function count(n) {
+export function formatNumber(n) {
   return Math.round(n).toLocaleString("en");
 }
 
 /** "1 token", "12,345 tokens" */
-export function counted(n, what, more = `${what}s`) {
-  return `${count(n)} ${Math.round(n) === 1 ? what : more}`;
+export function plural(n, one, many = `${one}s`) {
+  return `${formatNumber(n)} ${Math.round(n) === 1 ? one : many}`;
 }
 
-/** Bytes in the unit that leaves few digits. */
-export function bytes(n) {
+/** 1536 -> "1.5 KiB" */
+export function formatBytes(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
   for (; n >= 1024 && unit < units.length - 1; unit += 1) n /= 1024;
-  return `${n < 10 && unit ? n.toFixed(1) : count(n)} ${units[unit]}`;
+  return `${n < 10 && unit ? n.toFixed(1) : formatNumber(n)} ${units[unit]}`;
 }
 
-/** Tokens in a second. */
-export function speed(n) {
-  return `${n < 100 ? n.toFixed(1) : count(n)} tokens/s`;
+export function formatSpeed(n) {
+  return `${n < 100 ? n.toFixed(1) : formatNumber(n)} tokens/s`;
 }
 
-/** A share as a percentage. */
-export function percent(share) {
-  const value = share * 100;
+/** 0.123 -> "12 %" */
+export function formatPercent(fraction) {
+  const value = fraction * 100;
   return `${value > 0 && value < 1 ? value.toFixed(2) : value.toFixed(value < 10 ? 1 : 0)} %`;
 }

@@ -1,10 +1,10 @@
-// The page: which session is open (the address says it), which view shows it, and the keys that work everywhere.
+// The page: the open session (named in the address), its view, and keyboard shortcuts.
 
 import * as api from "./api.js";
 import { Chat } from "./chat.js";
 import { Conversations, exportOne, remove, rename } from "./conversations.js";
-import { ask, askText, button, byId, careful, complain, h } from "./dom.js";
-import { stop, writing } from "./making.js";
+import { ask, askText, button, byId, h, reportErrors, showToast } from "./dom.js";
+import { generating, stop } from "./generation.js";
 import { Memory } from "./memory.js";
 import { Models } from "./models.js";
 import { askSettings, defaults } from "./settings.js";
@@ -15,8 +15,9 @@ const NEW = { "#/new": "conversation", "#/new-story": "story" };
 
 class Page {
   constructor() {
-    this.name = null;
-    this.draft = { sampling: defaults() };
+    this.name = null; // in the address
+    this.shownName = null; // of the session that is shown
+    this.newSession = { sampling: defaults() }; // body of the request that creates the next session
     this.models = new Models(this);
     this.conversations = new Conversations(this);
     this.memory = new Memory(this);
@@ -31,61 +32,61 @@ class Page {
     location.hash = name === null ? "#/new" : this.address(name);
   }
 
-  /** Makes the session of a view that was shown for a new one. */
+  /** Creates the session of a view that was opened without one. */
   async create(view, body) {
-    const { system, ...draft } = this.draft;
+    const { system, ...settings } = this.newSession;
     const isChat = body.kind === "conversation"; // a story has no system prompt
-    const session = await api.create({ ...draft, ...(isChat && system ? { system } : {}), ...body });
-    delete this.draft.note; // what a text is told is for that alone
-    delete this.draft.lorebook;
+    const session = await api.create({ ...settings, ...(isChat && system ? { system } : {}), ...body });
+    delete this.newSession.note; // apply to one session only
+    delete this.newSession.lorebook;
     if (this.view !== view || this.name !== null) {
-      // Loading a model takes time, and something else is open by now: the view is shown when this one is opened.
-      this.kept = { name: session.name, view };
+      // The user opened something else while the model was loading: keep the view until its session is opened.
+      this.background = { name: session.name, view };
       return session;
     }
     this.name = session.name;
     history.replaceState(null, "", this.address(session.name));
     this.setSession(session);
-    careful(() => this.conversations.refresh());
+    reportErrors(() => this.conversations.refresh());
     return session;
   }
 
-  /** Shows what the address says. */
+  /** Opens the session in the address. */
   async open() {
     const { hash } = location;
     if (hash === "#main") return;
     this.showList(false, false);
-    if (this.view) closeMenus(); // the list of models can be opened before the first view is there
-    // as a query: one that was written by hand may have a percent sign of its own
+    if (this.view) closeMenus(); // the list of models can be open before the first view exists
+    // Parsed as a query, because decodeURIComponent rejects a "%" typed into the address.
     const name = hash.startsWith("#/s/") ? new URLSearchParams(`name=${hash.slice(4)}`).get("name") : null;
     this.name = name;
-    const mine = this.opening = Symbol("a way here");
-    const session = name === null ? null : await careful(() => api.get(name));
-    if (this.opening !== mine || this.name !== name) return; // somebody was faster
+    const opening = this.opening = Symbol("opening");
+    const session = name === null ? null : await reportErrors(() => api.get(name));
+    if (this.opening !== opening || this.name !== name) return; // another session was opened in the meantime
     if (name !== null && !session) {
-      history.replaceState(null, "", "#/new"); // else the way back would end here
+      history.replaceState(null, "", "#/new"); // else going back would lead to the error again
       return this.open();
     }
     this.setView(session?.kind ?? NEW[hash] ?? "conversation", session);
-    await careful(() => this.conversations.refresh());
+    await reportErrors(() => this.conversations.refresh());
   }
 
   setView(kind, session) {
-    // What is being written goes on in the view that it began in.
-    if (this.view && writing() === this.viewed) this.kept = { name: this.viewed, view: this.view };
-    const isKept = session && writing() === session.name && this.kept?.name === session.name;
+    // An answer in progress continues in its view.
+    if (this.view && generating() === this.shownName) this.background = { name: this.shownName, view: this.view };
+    const isInBackground = session && generating() === session.name && this.background?.name === session.name;
     this.kind = kind;
-    this.view = isKept ? this.kept.view : new (kind === "story" ? Story : Chat)(this);
+    this.view = isInBackground ? this.background.view : new (kind === "story" ? Story : Chat)(this);
     byId("main").replaceChildren(this.view.element);
-    if (!isKept) this.view.show(session);
+    if (!isInBackground) this.view.show(session);
     this.setSession(session);
     if (!session || matchMedia("(hover: hover)").matches) this.view.focus();
   }
 
-  /** What the page says of a session: not its text. */
+  /** Updates everything except the view of the text. */
   setSession(session) {
     this.session = session;
-    this.viewed = session?.name ?? null;
+    this.shownName = session?.name ?? null;
     const title = session?.name ?? (this.kind === "story" ? "New story" : "New chat");
     document.title = `${title} · pyh2o`;
     byId("title").textContent = title;
@@ -97,62 +98,62 @@ class Page {
   showActions() {
     const { session } = this;
     this.models.show();
-    if (Boolean(session) === this.hasActions) return; // an answer that ends closes no menu, and takes nobody's focus
+    if (Boolean(session) === this.hasActions) return; // replacing them would close the menu and lose the focus
     this.hasActions = Boolean(session);
     const summary = h("summary", { "aria-label": "More" }, "⋯");
-    // A dialog gives the focus back to where it was: that has to be in sight then.
+    // A closed dialog returns the focus, so it must be on a visible element before.
     const item = (label, work) => button(label, () => { menu.open = false; summary.focus(); work(); });
     const more = session
       ? [item("Rename", () => rename(this)), item("Export", () => exportOne(this)),
          item("Delete", () => remove(this))] : [];
     const menu = h("details", { class: "menu" }, summary,
-      h("div", { class: "menu-items" }, item("Settings", () => this.settings()), ...more, item("Keys", showHelp)));
+      h("div", { class: "menu-items" }, item("Settings", () => this.settings()), ...more, item("Keyboard shortcuts", showShortcuts)));
     byId("actions").replaceChildren(this.memory.toggle, menu);
   }
 
   async settings() {
     const { session } = this;
-    const changed = await careful(() => askSettings(session ?? this.draft, this.kind === "story"));
+    const changed = await reportErrors(() => askSettings(session ?? this.newSession, this.kind === "story"));
     if (!changed || !Object.keys(changed).length) return;
-    if (!session) Object.assign(this.draft, changed);
-    else if (await careful(() => api.change(session.name, changed))) await this.reload(session.name);
+    if (!session) Object.assign(this.newSession, changed);
+    else if (await reportErrors(() => api.change(session.name, changed))) await this.reload(session.name);
   }
 
-  /** Shows a session as the server has it now; null if it does not say. */
+  /** Fetches a session and shows it if it is open; null after an error. */
   async reload(name) {
-    const session = await careful(() => api.get(name));
-    if (session) await this.renew(session);
+    const session = await reportErrors(() => api.get(name));
+    if (session) await this.refresh(session);
     return session;
   }
 
-  /** Shows what the server has of a session, if it is open; what is written to it is shown when that has ended. */
-  async renew(session) {
-    if (this.viewed !== session.name || writing() === session.name) return;
+  /** Shows the new state of a session if it is open, except during an answer: its end reloads the session. */
+  async refresh(session) {
+    if (this.shownName !== session.name || generating() === session.name) return;
     this.view.show(session);
     this.setSession(session);
-    await careful(() => this.conversations.refresh());
+    await reportErrors(() => this.conversations.refresh());
   }
 
-  /** Whether the server has a session as it is shown; else it is shown anew: nobody changes an end that he has not seen. */
+  /** Returns whether the server's session is the one shown; else shows the new state, so that no unseen text is changed. */
   async isCurrent({ name, text, turns_list: turns }) {
-    const now = await careful(() => api.get(name));
+    const now = await reportErrors(() => api.get(name));
     if (!now) return false;
     if (now.text === text && JSON.stringify(now.turns_list) === JSON.stringify(turns)) return true;
-    await this.renew(now);
-    complain(`${name} was changed elsewhere: this is how it is now, and nothing was done to it.`);
+    await this.refresh(now);
+    showToast(`${name} was changed by another tab or program. This is its current state; your action was cancelled.`);
     return false;
   }
 
-  /** Sees what other tabs and programs have done, while somebody looks. */
+  /** Shows changes by other tabs and programs while the page is visible. */
   async poll() {
-    if (!document.hidden && !this.isShutOut) {
-      const isCurrent = ({ name }) => name === this.viewed;
+    if (!document.hidden && !this.isLockedOut) {
+      const isShown = ({ name }) => name === this.shownName;
       let sessions = await this.conversations.refresh().catch(() => []);
-      // A search may leave out the one that is open.
-      if (this.viewed && !sessions.some(isCurrent)) sessions = await api.list().catch(() => []);
-      const current = sessions.find(isCurrent);
-      const isOther = current && this.session && current.changed !== this.session.changed;
-      if (isOther && writing() !== current.name) {
+      // The search may exclude the open session.
+      if (this.shownName && !sessions.some(isShown)) sessions = await api.list().catch(() => []);
+      const current = sessions.find(isShown);
+      const isChanged = current && this.session && current.changed !== this.session.changed;
+      if (isChanged && generating() !== current.name) {
         await this.reload(current.name);
         this.memory.afterAnswer(current.name);
       }
@@ -161,28 +162,28 @@ class Page {
   }
 
   async askKey() {
-    const key = await askText("The server wants its API key", "API key (kept until this tab is closed)", "", "password");
+    const key = await askText("The server requires its API key", "API key (stored until this tab is closed)", "", "password");
     if (key && /[^\x00-\xff]/.test(key)) {
-      complain("This key has a sign that cannot be sent, such as a curved quote: give it as the server has it.");
+      showToast("This key contains a character that cannot be sent, such as a curly quote: enter the key as it is set on the server.");
       return this.askKey();
     }
     if (key) return key;
-    this.isShutOut = true;
-    throw new api.ApiError(401, "Without the API key there is nothing to see: reload the page to give it.");
+    this.isLockedOut = true;
+    throw new api.ApiError(401, "The server requires its API key: reload the page to enter it.");
   }
 
   onKey(event) {
     if (document.querySelector("dialog[open]")) return;
     const { key, ctrlKey, metaKey, shiftKey, target } = event;
     const isControl = ctrlKey || metaKey;
-    const does = (work) => { event.preventDefault(); work(); };
-    if (key === "Escape" && closeMenus()) does(() => {});
-    else if (key === "Escape" && byId("sessions").classList.contains("open")) does(() => this.showList(false));
-    else if (key === "Escape" && writing()) does(stop);
-    else if (isControl && key.toLowerCase() === "k") does(() => this.showList(true));
-    else if (isControl && shiftKey && key.toLowerCase() === "o") does(() => this.go(null));
-    else if (isControl && key.toLowerCase() === "m") does(() => this.memory.show(!this.memory.isShown));
-    else if (key === "?" && !/^(TEXTAREA|INPUT)$/.test(target.tagName)) does(showHelp);
+    const handle = (work) => { event.preventDefault(); work(); };
+    if (key === "Escape" && closeMenus()) handle(() => {});
+    else if (key === "Escape" && byId("sessions").classList.contains("open")) handle(() => this.showList(false));
+    else if (key === "Escape" && generating()) handle(stop);
+    else if (isControl && key.toLowerCase() === "k") handle(() => this.showList(true));
+    else if (isControl && shiftKey && key.toLowerCase() === "o") handle(() => this.go(null));
+    else if (isControl && key.toLowerCase() === "m") handle(() => this.memory.show(!this.memory.isShown));
+    else if (key === "?" && !/^(TEXTAREA|INPUT)$/.test(target.tagName)) handle(showShortcuts);
   }
 
   showList(isOpen, isFocused = true) {
@@ -192,26 +193,26 @@ class Page {
   }
 
   async start() {
-    api.onKeyWanted(() => this.askKey());
+    api.onKeyRequired(() => this.askKey());
     addEventListener("keydown", (event) => this.onKey(event));
-    // Also where the link is to what is open already, and the address stays as it is.
+    // The link to the open session does not change the address, but should close the list too.
     byId("sessions").addEventListener("click", ({ target }) => target.closest("a") && this.showList(false, false));
     byId("menu").addEventListener("click", () => this.showList(!byId("sessions").classList.contains("open")));
     addEventListener("click", ({ target }) => closeMenus((menu) => !menu.contains(target)));
     byId("model").replaceWith(this.models.element);
-    this.draft.model = await this.models.first();
-    addEventListener("hashchange", () => this.open()); // before, the first view would be opened twice
+    this.newSession.model = await this.models.first();
+    addEventListener("hashchange", () => this.open()); // registered late: else the first view could be opened twice
     await this.open();
     setTimeout(() => this.poll(), POLL_MS);
   }
 }
 
-addEventListener("unhandledrejection", (event) => complain(event.reason));
+addEventListener("unhandledrejection", (event) => showToast(event.reason));
 new Page().start();
 
-/** Closes the open menus that are meant, and gives the focus back; whether there was one. */
-function closeMenus(isMeant = () => true) {
-  const open = [...document.querySelectorAll(".menu[open]")].filter(isMeant);
+/** Closes the open menus that match, and returns whether there was one. The focus returns to its button. */
+function closeMenus(matches = () => true) {
+  const open = [...document.querySelectorAll(".menu[open]")].filter(matches);
   for (const menu of open) {
     if (menu.contains(document.activeElement)) menu.firstChild.focus();
     menu.open = false;
@@ -219,23 +220,22 @@ function closeMenus(isMeant = () => true) {
   return open.length > 0;
 }
 
-// The panel that lists the keys.
-
-const KEYS = [
+const SHORTCUTS = [
   ["Enter", "send the message"],
-  ["Shift + Enter", "a new line"],
-  ["↑ in an empty box", "change the last message"],
-  ["Esc", "stop what is written; close a panel"],
+  ["Shift + Enter", "start a new line"],
+  ["↑ in an empty box", "edit the last message"],
+  ["Esc", "stop the answer; close a panel"],
   ["Ctrl + K", "search chats and stories"],
   ["Ctrl + Shift + O", "new chat"],
   ["Ctrl + M", "show or hide the memory"],
-  ["Ctrl + Enter in a story", "write on, from the cursor or the end"],
-  ["← → in a story", "move the cursor by words; click to put it somewhere; Esc takes it away"],
-  ["← → in shaded text", "go from token to token"],
-  ["?", "this panel"],
+  ["Ctrl + Enter in a story", "continue from the cursor or the end"],
+  ["← → in a story", "move the cursor by a word (a click sets it, Esc removes it)"],
+  ["← → in shaded text", "go to the previous or next token"],
+  ["P in shaded text", "pin or unpin the token"],
+  ["?", "show the keyboard shortcuts"],
 ];
 
-async function showHelp() {
-  const rows = KEYS.map(([key, what]) => h("tr", {}, h("th", { scope: "row" }, h("kbd", {}, key)), h("td", {}, what)));
-  await ask("Keys", [h("table", { class: "keys" }, h("tbody", {}, ...rows))], "Close", { no: "" });
+async function showShortcuts() {
+  const rows = SHORTCUTS.map(([key, effect]) => h("tr", {}, h("th", { scope: "row" }, h("kbd", {}, key)), h("td", {}, effect)));
+  await ask("Keyboard shortcuts", [h("table", { class: "shortcuts" }, h("tbody", {}, ...rows))], "Close", { no: "" });
 }

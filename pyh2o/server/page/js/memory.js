@@ -1,14 +1,14 @@
-// The memory beside the text: the strip, its legend, the figures, and what was recalled.
+// The memory panel: the strip, the statistics, the legend, and the recalled passages.
 
 import * as api from "./api.js";
-import { announce, button, byId, bytes, complain, count, counted, h, percent, speed, throttled } from "./dom.js";
-import { MemoryMap, paint, PINNED, showHeads, STATES } from "./map.js";
-import { followTokens, Pins, Shading } from "./shade.js";
-import { ofBrowser } from "./storage.js";
+import { announce, button, byId, formatBytes, formatNumber, formatPercent, formatSpeed, h, plural, showToast, throttled } from "./dom.js";
+import { MemoryMap, paint, PINNED, showHeads } from "./map.js";
+import { followTokens, Pins, Shading } from "./shading.js";
+import { browserStorage } from "./storage.js";
 import { Tokens } from "./tokens.js";
 
-const SHOWN = "pyh2o-memory";
-const REFRESH_MS = 1500; // while an answer is made, a map is asked for so often at most
+const IS_SHOWN = "pyh2o-memory";
+const REFRESH_MS = 1500; // minimum between two maps during an answer
 
 export class Memory {
   constructor(page) {
@@ -16,47 +16,47 @@ export class Memory {
     this.strip = new Strip((position) => page.view.showPosition(position));
     this.kv = {};
     this.numbers = h("dl", { class: "numbers" });
-    this.shading = new Shading(complain);
+    this.shading = new Shading(showToast);
     this.pins = new Pins(page, () => this.refresh());
-    this.token = h("p", { class: "token" });
+    this.tokenInfo = h("p", { class: "token-info" });
     followTokens((...token) => this.describe(...token),
       (position) => this.pins.togglePin(position, this.map?.states[position] === PINNED));
     this.toggle = button("Memory", () => this.show(!this.isShown), { "aria-controls": "memory" });
     this.shadeButton = button("Shade the text", () => this.setShaded(!this.isShaded), { "aria-pressed": "false" });
     this.summary = h("p", { class: "summary" });
     this.recalled = h("ul", { class: "recalled-list" });
-    this.soon = throttled(() => this.refresh(), REFRESH_MS);
-    this.follow = throttled(() => this.markSight(), 100);
-    document.addEventListener("scroll", this.follow, true);
+    this.refreshSoon = throttled(() => this.refresh(), REFRESH_MS);
+    this.markVisibleSoon = throttled(() => this.markVisible(), 100);
+    document.addEventListener("scroll", this.markVisibleSoon, true);
     this.build();
-    this.show(hasRoom() && ofBrowser.get(SHOWN) === "yes", false);
+    this.show(hasSpace() && browserStorage.get(IS_SHOWN) === "yes", false);
   }
 
   build() {
     this.legend = h("ul", { class: "legend", "aria-label": "Tokens" });
-    this.figures = h("details", { class: "figures" }, h("summary", {}, "Figures"), this.numbers,
-      button("Layers and heads", () => showHeads(this.page.viewed)));
-    const about = h("div", { class: "about", tabindex: 0, role: "region", "aria-label": "About the memory" },
+    this.statistics = h("details", { class: "statistics" }, h("summary", {}, "Statistics"), this.numbers,
+      button("Layers and heads", () => showHeads(this.page.shownName)));
+    const details = h("div", { class: "memory-details", tabindex: 0, role: "region", "aria-label": "Details of the memory" },
       h("div", { class: "memory-head" }, h("h2", {}, "Memory"),
         button("×", () => this.show(false), { class: "icon", "aria-label": "Close the memory" })),
-      this.summary, this.figures, this.legend, this.shadeButton, this.token,
-      h("h3", {}, "Came back for this answer"), this.recalled);
-    byId("memory").replaceChildren(this.strip.element, about);
+      this.summary, this.statistics, this.legend, this.shadeButton, this.tokenInfo,
+      h("h3", {}, "Recalled for the last answer"), this.recalled);
+    byId("memory").replaceChildren(this.strip.element, details);
   }
 
-  /** Shows or hides the panel. */
+  /** Shows or hides the panel; `isChosen` by the user, which the browser remembers. */
   show(isShown, isChosen = true) {
     this.isShown = isShown;
     byId("memory").hidden = !isShown;
     this.toggle.setAttribute("aria-pressed", String(isShown));
-    if (isChosen) ofBrowser.set(SHOWN, isShown ? "yes" : "no");
+    if (isChosen) browserStorage.set(IS_SHOWN, isShown ? "yes" : "no");
     if (isShown) this.refresh();
   }
 
-  /** Another session is on the page, or the same one as it is now. */
+  /** Opens another session, or the new state of the same one. */
   open(session) {
     const isOther = session?.name !== this.session?.name;
-    // Another text may have as many tokens.
+    // A changed text can have the same number of tokens.
     if (session?.changed !== this.session?.changed) this.tokens = null;
     this.session = session;
     this.n = session?.tokens ?? 0;
@@ -65,44 +65,44 @@ export class Memory {
       this.tokens = null;
       this.kv = {};
       this.numbers.replaceChildren();
-      this.token.textContent = "";
+      this.tokenInfo.textContent = "";
       this.shading.clear();
       this.setShaded(false);
-      this.recalled.replaceChildren(h("li", { class: "quiet" }, "Nothing."));
+      this.recalled.replaceChildren(h("li", { class: "muted" }, "None."));
       this.strip.set(new MemoryMap({ tokens: 0, pairs: 1, kept: { positions: [], rows: [] } }));
       this.legend.replaceChildren();
       this.summary.textContent = session ? "" : "There is no text yet.";
       if (session) this.showRecalled(session.name);
     }
-    this.soon();
+    this.refreshSoon();
   }
 
-  /** Figures came while an answer is made. */
+  /** Handles statistics that arrive during an answer. */
   onKv(name, kv) {
     if (name !== this.page.name) return;
-    this.tell(kv);
-    this.soon();
+    this.showStatistics(kv);
+    this.refreshSoon();
   }
 
   async afterAnswer(name) {
     if (name !== this.page.name) return;
-    // There is something to see: who has not chosen yet gets to see it.
-    if (this.kv.compactions && hasRoom() && ofBrowser.get(SHOWN) === null) this.show(true, false);
+    // Open the panel at the first eviction, unless the user has opened or closed it before.
+    if (this.kv.compactions && hasSpace() && browserStorage.get(IS_SHOWN) === null) this.show(true, false);
     await this.refresh();
     await this.showRecalled(name);
   }
 
-  /** Lists what came back for the last answer of a session. */
+  /** Lists the evicted passages that the last answer attended to. */
   async showRecalled(name) {
     const spans = await api.recalled(name).catch(() => []);
     if (name !== this.session?.name) return;
     const items = spans.map(({ start, text, mass }) => h("li", {},
       button(text.trim().slice(0, 160) || "…", () => this.page.view.showPosition(start), { dir: "auto" }),
-      h("small", { title: "how much attention the answer paid to it" }, mass === undefined || mass === null ? "" : `weight ${mass.toPrecision(2)}`)));
-    this.recalled.replaceChildren(...(items.length ? items : [h("li", { class: "quiet" }, "Nothing.")]));
+      h("small", { title: "attention weight in the last answer" }, mass === undefined || mass === null ? "" : `weight ${mass.toPrecision(2)}`)));
+    this.recalled.replaceChildren(...(items.length ? items : [h("li", { class: "muted" }, "None.")]));
   }
 
-  /** Asks for the map and shows it. */
+  /** Fetches and shows the map. */
   async refresh() {
     const { session } = this;
     if (!session || !(this.isShown || this.isShaded)) return;
@@ -111,35 +111,35 @@ export class Memory {
     this.map = new MemoryMap(answer);
     this.n = this.map.n;
     this.strip.set(this.map);
-    this.tell(answer.kv);
-    this.legend.replaceChildren(...this.map.totals().map(([n, { id, words }]) =>
-      h("li", {}, h("span", { class: `swatch t ${id} s4`, "aria-hidden": "true" }), h("span", {}, words), h("b", {}, count(n)))));
-    this.strip.canvas.setAttribute("aria-hidden", "true"); // the legend says it
+    this.showStatistics(answer.kv);
+    this.legend.replaceChildren(...this.map.totals().map(([n, { id, label }]) =>
+      h("li", {}, h("span", { class: `swatch token ${id} s4`, "aria-hidden": "true" }), h("span", {}, label), h("b", {}, formatNumber(n)))));
+    this.strip.canvas.setAttribute("aria-hidden", "true"); // the legend has the same content
     this.shade();
-    this.follow();
+    this.markVisibleSoon();
   }
 
-  /** Shows figures; those that did not come stay as they were. */
-  tell(kv) {
+  /** Updates the statistics that are given. */
+  showStatistics(kv) {
     this.kv = { ...this.kv, ...kv };
-    this.summary.textContent = sentence(this.kv, this.n);
-    const rows = figures(this.kv).filter(([, value]) => value !== null);
+    this.summary.textContent = summaryOf(this.kv, this.n);
+    const rows = statisticsOf(this.kv).filter(([, value]) => value !== null);
     this.numbers.replaceChildren(...rows.flatMap(([name, value, title]) => [h("dt", { title }, name), h("dd", {}, value)]));
   }
 
   describe(position, text, hasFocus) {
-    this.token.textContent = this.map?.describe(position, text) ?? "";
-    if (hasFocus) announce(this.token.textContent);
+    this.tokenInfo.textContent = this.map?.describe(position, text) ?? "";
+    if (hasFocus) announce(this.tokenInfo.textContent);
   }
 
-  markSight() {
+  markVisible() {
     if (this.map?.n && this.isShown) this.strip.showSpan(this.page.view.visibleSpan(this.map.n));
   }
 
-  /** The tokens of the session, as many as it said, or the map since: there is none while the memory is hidden. */
-  tokensNow() {
+  /** The session's tokens, up to the number in the session or the newest map (none is fetched while the panel is hidden). */
+  currentTokens() {
     this.tokens ??= new Tokens(this.session.name);
-    this.tokens.follow(this.n);
+    this.tokens.update(this.n);
     return this.tokens;
   }
 
@@ -151,59 +151,57 @@ export class Memory {
   }
 
   shade() {
-    if (this.isShaded) this.shading.show(this.page.view.shadable(), this.map, this.tokensNow());
+    if (this.isShaded) this.shading.show(this.page.view.shadableParts(), this.map, this.currentTokens());
   }
 }
 
-/** Whether the memory fits beside the text. */
-const hasRoom = () => matchMedia("(min-width: 70rem)").matches;
+/** Whether the panel fits next to the text. */
+const hasSpace = () => matchMedia("(min-width: 70rem)").matches;
 
-// An answer's last tokens are read with the next message: of so few nothing is said.
+// The last tokens of an answer are read with the next message; the summary ignores up to this many.
 const FEW = 8;
 
-/** What the memory is, for somebody who knows nothing of caches. */
-function sentence(kv, n) {
-  const unread = n - kv.position > FEW ? `${counted(n - kv.position, "token")} still to be read.` : "";
+/** Summarises the cache for people who don't know how it works. */
+function summaryOf(kv, n) {
+  const unread = n - kv.position > FEW ? `${plural(n - kv.position, "token")} not read yet.` : "";
   if (!kv.position) return unread || "There is no text yet.";
-  const rest = kv.bytes_archive ? "is in the archive and comes back when it is asked for" : "is forgotten";
-  const kept = kv.compactions ? `Keeps ${count(kv.used)} of ${counted(kv.position, "token")} at hand; the rest ${rest}.`
-    : `All ${counted(kv.position, "token")} are at hand: nothing had to go yet.`;
+  const rest = kv.bytes_archive ? "in the archive and retrieved when needed" : "lost";
+  const kept = kv.compactions ? `${formatNumber(kv.used)} of ${plural(kv.position, "token")} are in the cache; the rest is ${rest}.`
+    : `All ${plural(kv.position, "token")} are in the cache: nothing was evicted yet.`;
   return [kept, unread].join(" ").trim();
 }
 
-/** The figures of a session in words, with what they mean; null for what is not known. */
-function figures(kv) {
-  const given = (value, words) => (value || value === 0 ? words(value) : null);
+/** The statistics as [name, value, explanation]; unknown values are null. */
+function statisticsOf(kv) {
+  const known = (value, format) => (value || value === 0 ? format(value) : null);
   return [
-    ["Text read", given(kv.position, (n) => counted(n, "token"))],
-    ["At hand", given(kv.used, (n) => `${count(n)} of ${count(kv.capacity)}`), "tokens in the cache, and how many it has room for"],
-    ["Memory", given(kv.bytes, bytes), "of the cache, which does not grow"],
-    ["A usual cache", given(kv.bytes_full, bytes), "one that keeps everything, for the same window"],
-    ["Archive", given(kv.bytes_archive || null, bytes), "of what left the cache; it grows with the text"],
-    ["Room made", given(kv.compactions, (n) => counted(n, "time")), "compactions: how often tokens had to leave the cache"],
-    ["From the archive", given(kv.found_share, percent), "share of attention that went to tokens found there"],
-    ["Speed", given(kv.tokens_per_second, speed)],
-    ["First token", given(kv.first_token_seconds, (n) => `after ${n.toFixed(2)} s`)],
+    ["Tokens read", known(kv.position, formatNumber)],
+    ["In the cache", known(kv.used, (n) => `${formatNumber(n)} of ${formatNumber(kv.capacity)}`), "tokens in the cache, and its capacity"],
+    ["Cache memory", known(kv.bytes, formatBytes), "memory of the cache, which does not grow"],
+    ["Full cache", known(kv.bytes_full, formatBytes), "memory of a cache without eviction for the same window"],
+    ["Archive", known(kv.bytes_archive || null, formatBytes), "size of the evicted rows; grows with the text"],
+    ["Compactions", known(kv.compactions, formatNumber), "how often tokens were evicted"],
+    ["Retrieved", known(kv.found_share, formatPercent), "fraction of attention on rows retrieved from the archive"],
+    ["Speed", known(kv.tokens_per_second, formatSpeed)],
+    ["First token", known(kv.first_token_seconds, (n) => `after ${n.toFixed(2)} s`)],
   ];
 }
 
-// The strip beside the text: the whole text at a glance, and a way to each place of it.
-
+/** The strip next to the text: an overview of the whole text, and a scroll bar for it. */
 class Strip {
   constructor(go) {
     this.go = go;
     this.span = [0, 0];
     this.canvas = h("canvas", { class: "map" });
-    this.mark = h("div", { class: "mark" });
+    this.viewport = h("div", { class: "viewport" });
     this.element = h("div", {
-      class: "strip", role: "slider", tabindex: 0, "aria-orientation": "vertical", "aria-label": "Place in the text",
+      class: "strip", role: "slider", tabindex: 0, "aria-orientation": "vertical", "aria-label": "Position in the text",
       "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0,
       click: (event) => this.onClick(event), keydown: (event) => this.onKey(event),
-    }, this.canvas, this.mark);
+    }, this.canvas, this.viewport);
     new ResizeObserver(() => this.paint()).observe(this.element);
   }
 
-  /** Shows a map. */
   set(map) {
     this.map = map;
     this.paint();
@@ -221,17 +219,17 @@ class Strip {
     this.showSpan(this.span);
   }
 
-  /** Marks what is in sight of the text. */
+  /** Marks the visible part of the text. */
   showSpan(span) {
     this.span = span;
     if (!this.shape) return;
     const line = this.shape.pixels / devicePixelRatio;
     const [from, to] = span.map((position) => Math.floor(position / this.shape.perLine));
-    this.mark.style.top = `${from * line}px`;
-    this.mark.style.height = `${Math.max(3, (to - from + 1) * line)}px`;
+    this.viewport.style.top = `${from * line}px`;
+    this.viewport.style.height = `${Math.max(3, (to - from + 1) * line)}px`;
     const now = Math.min(this.map.n, Math.round(span[0]));
     this.element.setAttribute("aria-valuenow", now);
-    this.element.setAttribute("aria-valuetext", `token ${count(now)} of ${count(this.map.n)}, ${this.map.words(now)}`);
+    this.element.setAttribute("aria-valuetext", `token ${formatNumber(now)} of ${formatNumber(this.map.n)}, ${this.map.stateName(now)}`);
   }
 
   onClick({ clientX, clientY }) {

@@ -1,108 +1,106 @@
-// A turn of a conversation on the page: what was said, what was thought, the answer.
+// A turn of a conversation: the user's message, the reasoning, tool calls, the answer.
 
-import { shown } from "./attachments.js";
-import { button, copyButton, h, speed } from "./dom.js";
+import { messageContent } from "./attachments.js";
+import { button, copyButton, formatSpeed, h } from "./dom.js";
 import { Markdown, showMarkdown } from "./markdown.js";
-import { Thoughts } from "./thoughts.js";
+import { Reasoning } from "./reasoning.js";
 
-const ENDS = {
-  length: "The answer was cut by its limit.",
-  interrupted: "The answer was stopped.",
-  repetition: "The answer was ended: it only repeated itself.",
-  tool_calls: "The answer waits for the results of its calls.",
-  trained_context: "The model has no position left for more.",
+const FINISH = {
+  length: "Stopped at the token limit.",
+  interrupted: "Stopped.",
+  repetition: "Stopped because it repeated itself.",
+  tool_calls: "Waiting for the results of the tool calls.",
+  trained_context: "Stopped at the end of the model's context.",
 };
 
 export class Message {
-  /** `choose` has another answer take the place of this one; `session` tells the name of the session. */
+  /** `choose` restores another attempt; `session` returns the session's name. */
   constructor(turn, { choose, session }) {
     this.choose = choose;
     this.session = session;
-    this.said = h("div", { class: "said", dir: "auto" });
-    this.thoughts = new Thoughts();
+    this.userMessage = h("div", { class: "user-message", dir: "auto" });
+    this.reasoning = new Reasoning();
     this.steps = h("div");
     this.calls = h("div");
     this.answer = h("div", { class: "answer md" });
-    this.foot = h("p", { class: "foot" });
+    this.footer = h("p", { class: "footer" });
     this.element = h("article", { class: "turn" },
-      h("h2", { class: "unseen" }, "You"), this.said,
-      h("h2", { class: "unseen" }, "Answer"), this.thoughts.element, this.steps, this.answer, this.calls, this.foot);
+      h("h2", { class: "visually-hidden" }, "You"), this.userMessage,
+      h("h2", { class: "visually-hidden" }, "Answer"), this.reasoning.element, this.steps, this.answer, this.calls, this.footer);
     this.set(turn);
   }
 
-  /** Shows a turn as it is now. */
+  /** Shows the new state of a turn. */
   set(turn) {
     this.turn = turn;
     this.markdown = null;
-    this.said.replaceChildren(...shown(turn.user, this.session()));
+    this.userMessage.replaceChildren(...messageContent(turn.user, this.session()));
     const { answer, steps = [], calls = [] } = turn;
-    this.thoughts.set([...steps, turn].map((part) => part.reasoning).filter(Boolean).join("\n\n"));
-    this.steps.replaceChildren(...steps.flatMap(({ text, calls: made }) => {
-      const said = h("div", { class: "md" });
-      showMarkdown(said, text);
-      return [said, ...made.map(toolCall)];
+    this.reasoning.set([...steps, turn].map((part) => part.reasoning).filter(Boolean).join("\n\n"));
+    this.steps.replaceChildren(...steps.flatMap(({ text, calls: stepCalls }) => {
+      const element = h("div", { class: "md" });
+      showMarkdown(element, text);
+      return [element, ...stepCalls.map(toolCall)];
     }));
     this.calls.replaceChildren(...calls.map(toolCall));
     showMarkdown(this.answer, answer);
     this.element.classList.toggle("huge", answer.length > 100_000);
-    const copy = answer ? copyButton(answer, { class: "small quiet" }) : "";
-    const perSecond = this.seen?.attempt === turn.attempt && this.seen.perSecond;
-    const pace = perSecond ? h("span", {}, speed(perSecond)) : "";
-    this.foot.replaceChildren(this.chooser(), h("span", {}, ENDS[turn.finish] ?? ""), copy, pace);
+    const copy = answer ? copyButton(answer, { class: "small muted" }) : "";
+    const perSecond = this.measured?.attempt === turn.attempt && this.measured.perSecond;
+    const speed = perSecond ? h("span", {}, formatSpeed(perSecond)) : "";
+    this.footer.replaceChildren(this.attemptButtons(), h("span", {}, FINISH[turn.finish] ?? ""), copy, speed);
   }
 
-  /** Whether this is shown already: not where an answer was begun that never came. */
-  isLike({ user, answer, finish, attempt, attempts }) {
+  /** Whether it shows this turn already; false after an answer that failed. */
+  shows({ user, answer, finish, attempt, attempts }) {
     const { turn } = this;
     return !this.markdown && turn.user === user && turn.answer === answer && turn.finish === finish
       && turn.attempt === attempt && String(turn.attempts) === String(attempts);
   }
 
-  /** Begins an answer, or goes on with the one that is there. */
-  begin(keep) {
-    if (!keep) {
-      this.thoughts.set("");
+  /** Prepares for a new answer, or for more of the current one. */
+  startAnswer(isContinued) {
+    if (!isContinued) {
+      this.reasoning.set("");
       this.steps.replaceChildren();
     }
     this.calls.replaceChildren();
     this.answer.replaceChildren();
     this.markdown = new Markdown(this.answer);
-    if (keep) this.markdown.append(this.turn.answer);
-    this.foot.replaceChildren();
+    if (isContinued) this.markdown.append(this.turn.answer);
+    this.footer.replaceChildren();
   }
 
-  /** Adds to the answer. */
   append(text) {
-    this.thoughts.end();
+    this.reasoning.end();
     this.markdown.append(text);
   }
 
-  /** Keeps what is known only of an answer that was seen to be made; `done` is its last event. */
-  ended(done) {
-    this.seen = { attempt: done?.turn?.attempt, perSecond: done?.tokens_per_second };
+  /** Keeps the speed in the last event of an answer, which the session does not store. */
+  endAnswer(done) {
+    this.measured = { attempt: done?.turn?.attempt, perSecond: done?.tokens_per_second };
   }
 
-  /** Whether there may be more to say. */
-  get canGoOn() {
+  get canContinue() {
     return ["length", "interrupted", "repetition"].includes(this.turn.finish);
   }
 
-  /** Which of its answers this is, and the way to the others; nothing where there is one. */
-  chooser() {
+  /** The number of this attempt between buttons to the previous and next one; empty if there is only one. */
+  attemptButtons() {
     const { attempt, attempts } = this.turn;
     if (attempts.length < 2) return "";
     const at = attempts.indexOf(attempt);
     const to = (n, sign, label) => button(sign, () => this.choose(attempts[n]),
-      { class: "small quiet", "aria-label": label, disabled: attempts[n] === undefined });
+      { class: "small muted", "aria-label": label, disabled: attempts[n] === undefined });
     return h("span", { class: "attempts", role: "group", "aria-label": "Answers" },
-      to(at - 1, "‹", "Earlier answer"), `${at + 1} of ${attempts.length}`, to(at + 1, "›", "Later answer"));
+      to(at - 1, "‹", "Previous answer"), `${at + 1} of ${attempts.length}`, to(at + 1, "›", "Next answer"));
   }
 }
 
-/** A call of a tool: its name, its arguments, which are JSON, and what came of it. */
-function toolCall({ name, arguments: given, result }) {
-  let shown = given;
-  try { shown = JSON.stringify(JSON.parse(given), null, 2); } catch { /* as it is */ }
-  return h("div", { class: "call", role: "group", "aria-label": `Call of ${name}` },
+/** Shows a tool call: its name, its arguments (usually JSON) and its result. */
+function toolCall({ name, arguments: json, result }) {
+  let shown = json;
+  try { shown = JSON.stringify(JSON.parse(json), null, 2); } catch { /* not JSON */ }
+  return h("div", { class: "tool-call", role: "group", "aria-label": `Call of ${name}` },
     h("strong", {}, name), h("pre", { tabindex: 0 }, h("code", {}, shown)), result && h("pre", { tabindex: 0 }, result));
 }

@@ -1,41 +1,40 @@
-// Pictures and sound of a message: drawn smaller, sent as parts of it, and shown again.
-
-// In a message a mark stands for each: the server's has the hash of a file, one that is not sent yet the file itself.
+// Pictures and sound in messages. A marker stands for each in the text: with the file itself as a data URL before it is sent,
+// with the hash of the server's file afterwards.
 
 import * as api from "./api.js";
 import { h } from "./dom.js";
 
 export const PICTURE = /<picture:([0-9a-f]{64}|data:[^<>]*)>\n?/g;
 
-const MOST_PIXELS = 2048; // of the longest side: projectors see no more
-const MOST_BYTES = 700 * 1024; // a request takes 4 MiB: four of them, as base64 takes a third more
+const MAX_PIXELS = 2048; // of the longest side: projectors scale larger pictures down
+const MAX_BYTES = 700 * 1024; // a request of 4 MiB holds four, as base64 adds a third
 const QUALITIES = [0.9, 0.8, 0.65, 0.5];
 
-/** The mark of a file with a picture or sound. */
-export async function marked(file) {
-  return `<picture:${await dataURL(file.type.startsWith("audio/") ? file : await smaller(file))}>\n`;
+/** The marker of a picture or sound file. */
+export async function mediaMarker(file) {
+  return `<picture:${await dataURL(file.type.startsWith("audio/") ? file : await scaledDown(file))}>\n`;
 }
 
-/** A picture as JPEG, upright, and without what else its file says, such as the place. */
-async function smaller(file) {
+/** Converts a picture to an upright JPEG without metadata, such as the location. */
+async function scaledDown(file) {
   const picture = await createImageBitmap(file).catch(() => {
-    throw new Error(`${file.name} is no picture that this browser can show: save it as JPEG or PNG`);
+    throw new Error(`this browser cannot open the picture ${file.name}: convert it to JPEG or PNG`);
   });
-  const scale = Math.min(1, MOST_PIXELS / Math.max(picture.width, picture.height));
+  const scale = Math.min(1, MAX_PIXELS / Math.max(picture.width, picture.height));
   const [width, height] = [picture.width, picture.height].map((side) => Math.max(1, Math.round(side * scale)));
   const canvas = h("canvas", { width, height });
   const context = canvas.getContext("2d");
-  context.fillStyle = "white"; // behind what can be seen through
+  context.fillStyle = "white"; // background of transparent pictures
   context.fillRect(0, 0, width, height);
   context.imageSmoothingQuality = "high";
   context.drawImage(picture, 0, 0, width, height);
   picture.close();
-  let drawn = null;
+  let jpeg = null;
   for (const quality of QUALITIES) {
-    drawn = await new Promise((resolve) => { canvas.toBlob(resolve, "image/jpeg", quality); });
-    if (drawn?.size <= MOST_BYTES) break;
+    jpeg = await new Promise((resolve) => { canvas.toBlob(resolve, "image/jpeg", quality); });
+    if (jpeg?.size <= MAX_BYTES) break;
   }
-  return drawn;
+  return jpeg;
 }
 
 export function dataURL(file) {
@@ -47,49 +46,48 @@ export function dataURL(file) {
   });
 }
 
-/** A message as the server takes it: in parts, where it has new pictures. */
-export function inParts(message) {
+/** Converts a message with new pictures to content parts of the API. */
+export function toParts(message) {
   const parts = message.split(/<picture:(data:[^<>]*)>/);
   if (parts.length === 1) return message;
-  return parts.map((part, n) => (n % 2 ? asPart(part) : { type: "text", text: part }));
+  return parts.map((part, n) => (n % 2 ? mediaPart(part) : { type: "text", text: part }));
 }
 
-function asPart(url) {
+function mediaPart(url) {
   const [, format, data] = /^data:audio\/([\w-]*).*?,(.*)$/.exec(url) ?? [];
   return format === undefined ? { type: "image_url", image_url: { url } } : { type: "input_audio", input_audio: { data, format } };
 }
 
-const files = new Map(); // of pictures that were sent, by their hashes
+const files = new Map(); // hash -> promise of the server's file
 
-/** The file of a picture that was sent. */
-function fileOf(session, key) {
-  if (!files.has(key)) files.set(key, api.picture(session, key).catch(() => null));
-  return files.get(key);
+function serverFile(session, hash) {
+  if (!files.has(hash)) files.set(hash, api.picture(session, hash).catch(() => null));
+  return files.get(hash);
 }
 
-/** A message in which no picture is the server's any more, as far as that still has them. */
-export async function withData(session, message) {
+/** Replaces the hashes in a message's markers by the files, as far as the server still has them. */
+export async function embedFiles(session, message) {
   const urls = new Map();
   for (const [, key] of message.matchAll(PICTURE)) {
-    const file = key.startsWith("data:") ? null : await fileOf(session, key);
+    const file = key.startsWith("data:") ? null : await serverFile(session, key);
     if (file) urls.set(key, await dataURL(file));
   }
-  return message.replace(PICTURE, (whole, key) => whole.replace(key, urls.get(key) ?? key));
+  return message.replace(PICTURE, (marker, key) => marker.replace(key, urls.get(key) ?? key));
 }
 
-/** A picture, which opens once it was sent, or what plays sound. */
-export function shownPicture(session, mark) {
-  const key = mark.trim().slice("<picture:".length, -1);
-  if (key.startsWith("data:")) return h("span", { class: "picture" }, element(key, key.startsWith("data:audio/")));
+/** Shows a picture, which links to its file once it was sent, or a sound player. */
+export function pictureElement(session, marker) {
+  const key = marker.trim().slice("<picture:".length, -1);
+  if (key.startsWith("data:")) return h("span", { class: "picture" }, mediaElement(key, key.startsWith("data:audio/")));
   const frame = h("span", { class: "picture" });
-  fileOf(session, key).then((file) => {
-    if (!file) return frame.replaceChildren("A picture that is not here any more");
+  serverFile(session, key).then((file) => {
+    if (!file) return frame.replaceChildren("Picture not found");
     const url = file.url ??= URL.createObjectURL(file);
     const isSound = file.type.startsWith("audio/");
-    const shown = element(url, isSound);
-    return frame.replaceChildren(isSound ? shown : h("a", { href: url, target: "_blank" }, shown));
+    const element = mediaElement(url, isSound);
+    return frame.replaceChildren(isSound ? element : h("a", { href: url, target: "_blank" }, element));
   });
   return frame;
 }
 
-const element = (src, isSound) => (isSound ? h("audio", { src, controls: true, "aria-label": "Sound" }) : h("img", { src, alt: "Picture" }));
+const mediaElement = (src, isSound) => (isSound ? h("audio", { src, controls: true, "aria-label": "Sound" }) : h("img", { src, alt: "Picture" }));

@@ -1,14 +1,14 @@
-// What the browser keeps for the page: choices, and what is written and not yet the server's.
+// What the browser stores for the page: preferences and drafts.
 
-class Kept {
-  /** `storage` is a function: asking for it throws where cookies are blocked. */
+class SafeStorage {
+  /** `storage` is a function, because reading the property throws if cookies are blocked. */
   constructor(storage) {
     this.storage = storage;
-    this.held = new Map(); // what the browser did not take
+    this.unsaved = new Map(); // values that the browser refused
   }
 
   get(key) {
-    if (this.held.has(key)) return this.held.get(key);
+    if (this.unsaved.has(key)) return this.unsaved.get(key);
     try {
       return this.storage().getItem(key);
     } catch {
@@ -16,66 +16,62 @@ class Kept {
     }
   }
 
-  /** Keeps a value; an empty one is forgotten. */
+  /** Stores a value, or removes an empty one. */
   set(key, value) {
-    this.held.delete(key);
+    this.unsaved.delete(key);
     try {
       if (value) this.storage().setItem(key, value);
       else this.storage().removeItem(key);
     } catch {
-      if (value) this.held.set(key, value);
+      if (value) this.unsaved.set(key, value);
     }
   }
 }
 
-/** Until the tab is closed. */
-export const ofTab = new Kept(() => sessionStorage);
+export const tabStorage = new SafeStorage(() => sessionStorage);
+export const browserStorage = new SafeStorage(() => localStorage);
 
-/** For all tabs, and the next time. */
-export const ofBrowser = new Kept(() => localStorage);
+// Drafts survive a reload of the page, until the tab is closed.
 
-// What is written and not yet the server's: a reload brings it back, for as long as the tab lives.
+const textKey = (name) => `pyh2o-draft/${name ?? ""}`;
+const picturesKey = (name) => `pyh2o-pictures/${name ?? ""}`;
+const MARKER = /<picture:[^<>]*>/g;
+const PLACEHOLDER = "<picture:>"; // matches MARKER, so one that the user typed is restored too
+const saved = new Map(); // the stored pictures of each draft: writing megabytes at each key press would be slow
 
-const key = (name) => `pyh2o-draft/${name ?? ""}`;
-const keyOfPictures = (name) => `pyh2o-pictures/${name ?? ""}`;
-const MARK = /<picture:[^<>]*>/g;
-const BLANK = "<picture:>"; // which is a mark, too: what people type stays
-const kept = new Map(); // the pictures of each draft: to write megabytes takes a browser longer than a key
+/** Splits a text into its picture markers and the text with placeholders. */
+const extractMarkers = (text) => [text.match(MARKER) ?? [], text.replace(MARKER, PLACEHOLDER)];
+const insertMarkers = (text, markers) => text.replaceAll(PLACEHOLDER, () => markers.shift() ?? "");
 
-/** The marks of a text's pictures, and the text with blanks in their places. */
-const apart = (text) => [text.match(MARK) ?? [], text.replace(MARK, BLANK)];
-const filled = (text, marks) => text.replaceAll(BLANK, () => marks.shift() ?? "");
-
-/** What was written for a session, null for a new one. */
-export function recall(name) {
-  return filled(ofTab.get(key(name)) ?? "", (ofTab.get(keyOfPictures(name)) ?? "").match(MARK) ?? []);
+/** Returns the draft of a session; a null name is the next new one's. */
+export function loadDraft(name) {
+  return insertMarkers(tabStorage.get(textKey(name)) ?? "", (tabStorage.get(picturesKey(name)) ?? "").match(MARKER) ?? []);
 }
 
-/** Keeps what is written; an empty text is forgotten. */
-export function remember(name, text) {
-  const [marks, rest] = apart(text);
-  const pictures = marks.join("");
-  ofTab.set(key(name), rest);
-  if ((kept.get(name) ?? "") !== pictures || !pictures) ofTab.set(keyOfPictures(name), pictures);
-  kept.set(name, pictures);
+/** Saves a draft, or removes an empty one. */
+export function saveDraft(name, text) {
+  const [markers, rest] = extractMarkers(text);
+  const pictures = markers.join("");
+  tabStorage.set(textKey(name), rest);
+  if ((saved.get(name) ?? "") !== pictures || !pictures) tabStorage.set(picturesKey(name), pictures);
+  saved.set(name, pictures);
 }
 
-/** Another session has the draft now. */
-export function moveDraft(name, other) {
-  remember(other, recall(name));
-  remember(name, "");
+export function moveDraft(name, newName) {
+  saveDraft(newName, loadDraft(name));
+  saveDraft(name, "");
 }
 
 const GAP = "\n\n";
 
-/** Several texts as one. */
-export const joined = (...texts) => texts.filter(Boolean).join(GAP);
+/** Joins non-empty texts as paragraphs. */
+export const joinParts = (...texts) => texts.filter(Boolean).join(GAP);
 
-/** A text without one that it may begin with; all pictures count as the same, as their marks are others once they are sent. */
-export function without(text, first) {
-  const [[marks, whole], [before, begin]] = [text, first ?? ""].map(apart);
-  if (!begin || !whole.startsWith(begin)) return text;
-  const rest = whole.slice(begin.length);
+/** Removes a prefix of whole paragraphs. Pictures count as equal, because sending one changes its marker. */
+export function removePrefix(text, prefix) {
+  const [[markers, whole], [prefixMarkers, start]] = [text, prefix ?? ""].map(extractMarkers);
+  if (!start || !whole.startsWith(start)) return text;
+  const rest = whole.slice(start.length);
   if (rest && !rest.startsWith(GAP)) return text;
-  return filled(rest.slice(GAP.length), marks.slice(before.length));
+  return insertMarkers(rest.slice(GAP.length), markers.slice(prefixMarkers.length));
 }

@@ -1,21 +1,22 @@
-// The text of a story in chunks, so that the browser lays out only what is in sight and text is added at the end only.
+// The text of a story in chunks, so that the browser lays out only the visible ones and appending is cheap.
+
+// Offsets count UTF-16 units, as JavaScript does; characters are code points, as the server counts.
 
 import { h } from "./dom.js";
 
 const CHUNK = 4000;
-const LONGEST = 2 * CHUNK;
+const MAX_CHUNK = 2 * CHUNK;
 
-/** Characters as the server counts them: JavaScript counts two for those beyond the first plane. */
-export function characters(text) {
+export function countCharacters(text) {
   let n = 0;
   for (const _ of text) n += 1;
   return n;
 }
 
-/** Where the first chunk of a text ends: behind a line if there is one, else behind a word. */
-function cutAt(text) {
-  if (text.length <= LONGEST) return text.length;
-  const line = text.lastIndexOf("\n", LONGEST - 1);
+/** The length of the first chunk of a text: up to a line break if possible, else a space. */
+function chunkLength(text) {
+  if (text.length <= MAX_CHUNK) return text.length;
+  const line = text.lastIndexOf("\n", MAX_CHUNK - 1);
   if (line >= CHUNK / 2) return line + 1;
   const word = text.lastIndexOf(" ", CHUNK);
   if (word >= CHUNK / 2) return word + 1;
@@ -25,113 +26,113 @@ function cutAt(text) {
 export class StoryText {
   constructor(element) {
     this.element = element;
-    this.chunks = []; // of each the element, the text, `from` in characters, `start` as in JavaScript
-    this.length = 0; // in characters
-    this.size = 0; // as in JavaScript
-    this.waiting = [];
+    this.chunks = []; // each with element, text, and its start as `character` and `offset`
+    this.nCharacters = 0;
+    this.size = 0; // in UTF-16 units
+    this.pending = [];
   }
 
-  /** Shows a text; the chunks that it begins with stay as they are. */
+  /** Shows a text, and keeps the chunks of the common prefix. */
   set(text) {
     this.flush();
-    const other = this.chunks.findIndex(({ text: same, start }) => !text.startsWith(same, start));
-    this.drop(other < 0 ? this.chunks.length : other);
+    const changed = this.chunks.findIndex(({ text: same, offset }) => !text.startsWith(same, offset));
+    this.truncate(changed < 0 ? this.chunks.length : changed);
     this.add(text.slice(this.size));
   }
 
-  /** Shows nothing, also of what others have put there. */
+  /** Removes all chunks, and nodes that the browser has added while editing. */
   clear() {
-    this.drop(0);
+    this.truncate(0);
     for (const node of [...this.element.childNodes]) {
-      if (!node.classList?.contains("caret")) node.remove();
+      if (!node.classList?.contains("cursor")) node.remove();
     }
   }
 
-  /** All of it. */
   get whole() {
     this.flush();
     return this.chunks.map(({ text }) => text).join("");
   }
 
-  /** Adds text at the end, with the next frame. */
+  /** Appends text in the next frame. */
   append(text) {
-    if (!this.waiting.length) requestAnimationFrame(() => this.flush());
-    this.waiting.push(text);
+    if (!this.pending.length) requestAnimationFrame(() => this.flush());
+    this.pending.push(text);
   }
 
   flush() {
-    const text = this.waiting.join("");
-    this.waiting = [];
+    const text = this.pending.join("");
+    this.pending = [];
     if (text) this.add(text);
   }
 
-  drop(n) {
+  /** Keeps the first `n` chunks. */
+  truncate(n) {
     for (const { element } of this.chunks.splice(n)) element.remove();
     const last = this.chunks.at(-1);
-    this.size = last ? last.start + last.text.length : 0;
-    this.length = last ? last.from + characters(last.text) : 0;
+    this.size = last ? last.offset + last.text.length : 0;
+    this.nCharacters = last ? last.character + countCharacters(last.text) : 0;
   }
 
   add(text) {
     const last = this.chunks.at(-1);
     if (last && last.text.length < CHUNK) {
-      const end = cutAt(last.text + text) - last.text.length;
+      const end = chunkLength(last.text + text) - last.text.length;
       const more = text.slice(0, Math.max(0, end));
-      this.grow(last, more);
+      this.extend(last, more);
       text = text.slice(more.length);
     }
     while (text) {
-      const end = cutAt(text);
-      this.chunk(text.slice(0, end));
+      const end = chunkLength(text);
+      this.addChunk(text.slice(0, end));
       text = text.slice(end);
     }
   }
 
-  grow(chunk, more) {
+  extend(chunk, more) {
     if (!more) return;
-    this.back(chunk);
+    this.restore(chunk);
     chunk.text += more;
     chunk.element.firstChild.appendData(more);
     this.size += more.length;
-    this.length += characters(more);
+    this.nCharacters += countCharacters(more);
   }
 
-  chunk(text) {
+  addChunk(text) {
     const element = h("div", { class: "chunk", dir: "auto" }, text);
-    this.chunks.push({ element, text, from: this.length, start: this.size });
+    this.chunks.push({ element, text, character: this.nCharacters, offset: this.size });
     this.size += text.length;
-    this.length += characters(text);
+    this.nCharacters += countCharacters(text);
     this.element.append(element);
   }
 
-  /** A chunk as plain text again. */
-  back(chunk) {
-    if (!chunk.element.classList.contains("tokens")) return;
-    chunk.element.classList.remove("tokens");
+  /** Removes the shading of a chunk. */
+  restore(chunk) {
+    if (!chunk.element.classList.contains("shaded")) return;
+    chunk.element.classList.remove("shaded");
     chunk.element.replaceChildren(chunk.text);
   }
 
-  /** The place of a point of the document, as in JavaScript; null if it is outside. */
-  placeOf(node, offset) {
+  /** The offset of a point in the document; null if it is outside the text. */
+  offsetOf(node, nodeOffset) {
     const chunk = this.chunks.find(({ element }) => element.contains(node));
     if (!chunk) return null;
     const range = document.createRange();
     range.setStart(chunk.element, 0);
-    range.setEnd(node, offset);
-    return chunk.start + range.toString().length;
+    range.setEnd(node, nodeOffset);
+    return chunk.offset + range.toString().length;
   }
 
-  /** The character, as the server counts, of a place. */
-  characterAt(place) {
-    const chunk = this.chunks.findLast(({ start }) => start <= place);
-    return chunk ? chunk.from + characters(chunk.text.slice(0, place - chunk.start)) : 0;
+  characterAt(offset) {
+    const chunk = this.chunks.findLast((each) => each.offset <= offset);
+    return chunk ? chunk.character + countCharacters(chunk.text.slice(0, offset - chunk.offset)) : 0;
   }
 
-  /** Where a character lies: its chunk and a collapsed range. */
+  /** The chunk of a character, and a collapsed range before it. */
   rangeAt(character) {
-    const chunk = this.chunks.findLast(({ from }) => from <= character);
+    const chunk = this.chunks.findLast((each) => each.character <= character);
     if (!chunk) return null;
-    let left = Array.from(chunk.text.slice(0, 2 * (character - chunk.from))).slice(0, character - chunk.from).join("").length;
+    const n = character - chunk.character;
+    let left = Array.from(chunk.text.slice(0, 2 * n)).slice(0, n).join("").length;
     const walker = document.createTreeWalker(chunk.element, NodeFilter.SHOW_TEXT);
     const range = document.createRange();
     range.setStart(chunk.element, 0);

@@ -1,19 +1,19 @@
-// Code in colours by highlight.js, and formulas by KaTeX: each is loaded when it is needed first (../vendor/README.md).
+// Highlights code with highlight.js and renders formulas with KaTeX. Both are loaded at their first use (../vendor/README.md).
 
 import { h } from "./dom.js";
 
-// Longer code stays plain: it would be coloured again with each piece that comes.
-const MOST_COLOURED = 50_000;
+// Longer code stays plain, because it would be highlighted again with each piece of a streamed answer.
+const MAX_HIGHLIGHTED = 50_000;
 const HIGHLIGHT = "../vendor/highlight/highlight.min.js";
 const KATEX = "../vendor/katex/katex.min";
 
-/** What a library does at once when it is there, and later when it is not. */
+/** Returns a function that calls `use` with a library, at once if it is loaded, else after loading it. */
 function lazily(load) {
   let [library, loading] = [null, null];
   return (use) => {
     if (library) return use(library);
     loading ??= load().then((loaded) => { library = loaded; });
-    // Without it code is plain and formulas are their sources.
+    // If loading fails, code stays plain and formulas show their source.
     loading.then(() => use(library), () => null);
   };
 }
@@ -28,14 +28,14 @@ const withKatex = lazily(async () => {
   return globalThis.katex;
 });
 
-/** Colours the code in an element, and names its language in another one. */
-export function colour(element, source, language, label) {
-  if (source.length > MOST_COLOURED) return;
+/** Highlights the code in an element, and sets the label to the language's name. */
+export function highlight(element, source, language, label) {
+  if (source.length > MAX_HIGHLIGHTED) return;
   withHighlight((library) => {
     const { name } = library.getLanguage(language) ?? {};
     if (!name) return;
     label.textContent = name.split(",")[0];
-    // Its tree and not its HTML: text stays text.
+    // Its token tree instead of its HTML, so that text cannot become markup.
     const { rootNode } = library.highlight(source, { language, ignoreIllegals: true })._emitter;
     element.replaceChildren(...spans(rootNode));
   });
@@ -44,13 +44,13 @@ export function colour(element, source, language, label) {
 const spans = ({ children }) => children.map((child) => (typeof child === "string" ? child
   : h("span", { class: `hl-${child.scope?.split(/[.:]/)[0] ?? "part"}` }, ...spans(child))));
 
-/** A formula in the words of LaTeX, in a line or displayed. */
+/** Renders a LaTeX formula, inline or in display mode. */
 export function formula(source, displayMode) {
   const element = h("span", { class: "math", dir: "ltr" }, source);
   withKatex((library) => {
     try {
       library.render(source.trim(), element, { displayMode, strict: "ignore", errorColor: "currentColor" });
-    } catch ({ message }) { // what is no formula stays as it was written
+    } catch ({ message }) { // invalid formulas show their source
       element.replaceChildren(h("code", { title: message }, source));
     }
   });

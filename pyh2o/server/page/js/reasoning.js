@@ -1,25 +1,25 @@
-// What a model thinks before it answers: a line that opens.
+// The reasoning before an answer, folded into one line.
 
-import { counted, h } from "./dom.js";
+import { h, plural } from "./dom.js";
 import { Markdown, showMarkdown } from "./markdown.js";
 
-export class Thoughts {
+export class Reasoning {
   constructor() {
     this.title = h("summary");
     this.text = h("div", { class: "md" });
-    this.element = h("details", { class: "thoughts", hidden: true }, this.title, this.text);
+    this.element = h("details", { class: "reasoning", hidden: true }, this.title, this.text);
     this.markdown = null;
-    this.begun = 0;
+    this.startedAt = 0;
     this.shown = "";
   }
 
-  /** Shows thoughts that have been had; how long they took is known only of those that were seen. */
+  /** Shows finished reasoning. If this text was streamed before, its duration stays. */
   set(text) {
     this.end();
     if (this.shown === text) return;
     this.shown = text;
     this.element.hidden = !text;
-    this.title.textContent = "Thoughts";
+    this.title.textContent = "Reasoning";
     showMarkdown(this.text, text);
   }
 
@@ -27,9 +27,9 @@ export class Thoughts {
     if (!this.markdown) {
       this.text.replaceChildren();
       this.markdown = new Markdown(this.text);
-      this.markdown.append(this.shown); // of an answer that goes on
-      this.begun = performance.now();
-      this.title.textContent = "Thinking…";
+      this.markdown.append(this.shown); // of a continued answer
+      this.startedAt = performance.now();
+      this.title.textContent = "Reasoning…";
       this.element.hidden = false;
     }
     this.shown += text;
@@ -40,6 +40,6 @@ export class Thoughts {
     if (!this.markdown) return;
     this.markdown.show();
     this.markdown = null;
-    this.title.textContent = `Thought for ${counted(Math.max(1, (performance.now() - this.begun) / 1000), "second")}`;
+    this.title.textContent = `Reasoned for ${plural(Math.max(1, (performance.now() - this.startedAt) / 1000), "second")}`;
   }
 }
