@@ -9,7 +9,6 @@ from collections.abc import Set
 from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 import typer
 
@@ -74,7 +73,7 @@ def chat_on_page(
                 raise InputError(
                     f"unknown session {opened}: omit --session, and start a new one on the page"
                 )
-            route = f"#/s/{quote(opened, safe='')}"
+            route = f"#/s/{text}"
             options = saved_options(options, given, database.info(text).settings)
 
     def check(model: AnyModel) -> None:

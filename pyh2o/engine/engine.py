@@ -24,7 +24,7 @@ from ..writing.chat_prompt import Prompt, prepare
 from ..writing.events import Event, Usage
 from ..writing.request import Request
 from ..writing.sampling import LARGEST_SEED, RANDOM_SEEDS
-from .slots import Slot, SlotReport, Slots
+from .slots import Owner, Slot, SlotReport, Slots
 
 Self = TypeVar("Self", bound="Engine")
 
@@ -109,6 +109,8 @@ class Engine:
     def close(self) -> None:
         """Free the model; requests in flight fail with a `ClosedError`."""
         with self._turn:
+            if not self._closed:
+                self._slots.move_out()
             self._closed = True
             self._turn.notify_all()
         self.model.close()
@@ -217,7 +219,7 @@ class Engine:
         priority: int = 0,
         wait_seconds: float | None = None,
         check: Callable[[], None] | None = None,
-        owner: object | None = None,
+        owner: Owner | None = None,
         longer: Sequence[int] = (),
     ) -> Iterator[Slot]:
         """Take a slot for the duration of the context; for one thread.
@@ -232,8 +234,8 @@ class Engine:
             priority: texts with a higher priority get slots first and are read first.
             wait_seconds: maximum wait for a slot; None for no limit.
             check: called repeatedly during the wait, and at least once; its errors end the wait.
-            owner: the only object that may continue this text. It gets its last slot if the text
-                is still there (`Slot.keeps_text`), otherwise an empty slot.
+            owner: the only one that may continue this text. It gets its last slot if the text is
+                still there (`Slot.keeps_text`), otherwise an empty slot.
             longer: alternative prompt, used if no more of it has to be read than `tokens` has;
                 empty for none. `Slot.prompt` is the one that was chosen.
 
@@ -258,7 +260,7 @@ class Engine:
                     self._slots.give_back(slot)
                     self._turn.notify_all()
 
-    def move_out(self, owner: object) -> None:
+    def move_out(self, owner: Owner) -> None:
         """Free the slot of an owner's text unless it is in use, after the current batch."""
         with self._turn:
             if not self._closed:

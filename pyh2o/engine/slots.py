@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -41,12 +42,19 @@ class SlotReport:
     recalled: tuple[tuple[int, int], ...]
 
 
+class Owner(Protocol):
+    """A text of several requests, such as a session, which nothing else may continue."""
+
+    def leave(self) -> None:
+        """Store the text, whose slot is cleared after this call; must not raise."""
+
+
 class Slot:
     """One sequence of the model; it serves one text at a time, in one thread.
 
     Attributes:
         text: the text, which stays until another one needs the slot.
-        owner: the only object that may continue the text; None if any request may.
+        owner: the only one that may continue the text; None if any request may.
         keeps_text: whether the owner's text is here; the owner sets it.
         n_dropped: number of prompt tokens that the client has dropped from its request.
         shared_end: end of a prefix shared with other texts, at which a snapshot is taken; 0 for
@@ -55,7 +63,7 @@ class Slot:
 
     def __init__(self, text: Text) -> None:
         self.text = text
-        self.owner: object | None = None
+        self.owner: Owner | None = None
         self.keeps_text = False
         self.prompt: Sequence[int] = ()
         self.n_dropped = 0
@@ -167,7 +175,7 @@ class Slots:
         if snapshot is not None and len(snapshot.prompt) > prefix_kept(slot.text, prompt):
             restore(slot.text, snapshot)
 
-    def take_for(self, owner: object) -> Slot:
+    def take_for(self, owner: Owner) -> Slot:
         """Take the slot with the owner's text (`keeps_text`), or an empty one; one must be free."""
         slot = next((slot for slot in self._free if slot.owner is owner), None)
         if slot is None:
@@ -179,10 +187,10 @@ class Slots:
         self._prompts[slot] = np.empty(0, dtype=np.intc)
         return slot
 
-    def move_out(self, owner: object) -> None:
-        """Clear the slot of an owner's text unless the slot is taken."""
+    def move_out(self, owner: Owner | None = None) -> None:
+        """Clear the slot of an owner's text unless the slot is taken; None for all owners."""
         for slot in self._free:
-            if slot.owner is owner:
+            if slot.owner is not None and (owner is None or slot.owner is owner):
                 self._clear(slot)
 
     def _best_slot(self, prompt: IntArray) -> tuple[Slot, int]:
@@ -212,9 +220,11 @@ class Slots:
         return max(n, self._snapshots.most_common(prompt))
 
     def _clear(self, slot: Slot) -> None:
-        """Clear a slot, after a snapshot of its text; an owner has its own."""
+        """Clear a slot after a snapshot of its text, or after its owner has stored it."""
         if slot.owner is None:
             self._snapshot(slot)
+        elif slot.keeps_text:
+            slot.owner.leave()
         slot.owner = None
         slot.text.reset()
 

@@ -105,7 +105,7 @@ def server_config(app: FastAPI, **settings: Any) -> uvicorn.Config:
 
 
 def _give_back(app: FastAPI) -> None:
-    app.state.sessions.let_go_idle()
+    app.state.sessions.close_idle()
     give_back_freed_memory()
 
 
@@ -119,7 +119,7 @@ class _Server(uvicorn.Server):
             try:
                 super().run(sockets)
             finally:  # after a SIGTERM the process ends with this context
-                self.config.app.state.sessions.let_go_idle(0)  # type: ignore[union-attr]
+                self.config.app.state.sessions.close()  # type: ignore[union-attr]
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast
 
 from ..engine import Engine
 from ..engine.slots import Slot
+from ..errors import SessionError
 from ..limits import LOOK_SECONDS
 from ..sessions.chats import locked
 from ..sessions.conversation import Conversation
 from ..sessions.database import Database
-from ..sessions.messages import CONVERSATION, STORY, unpacked
+from ..sessions.messages import CONVERSATION, STORY, TextInfo, unpacked
 from ..sessions.passages import TokenTexts
 from ..sessions.records import record_of
 from ..sessions.story import Story
@@ -27,7 +28,7 @@ SessionText = Conversation | Story
 
 
 class StoppedError(Exception):
-    """The answer was cancelled before it began."""
+    """The answer was cancelled before it started."""
 
 
 class OpenSession:
@@ -38,35 +39,29 @@ class OpenSession:
 
     Args:
         database: the user's chats.
-        name: title of the session.
-        kind: kind of a new session, which is not in the database yet.
+        info: the session.
 
     Raises:
         SessionOpenError: it is open elsewhere.
-        SessionError: the folder cannot be written.
+        SessionError: the folder is not writable.
 
     Attributes:
-        kind: "conversation" or "story".
         recalled: evicted passages that the last answer retrieved; None if unknown.
         answering: whether an answer is generated, or waits for a slot.
         stopping: set it to end the current answer at its next token.
-        gone: whether the session was removed or closed.
         n_users: number of requests that use it.
         idle_since: when the last of them ended.
     """
 
-    def __init__(self, database: Database, name: str, kind: str = "") -> None:
-        self.database, self.name = database, name
-        self.id = database.find(name)
-        self.kind = kind or database.info(self.stored).kind
+    def __init__(self, database: Database, info: TextInfo) -> None:
+        self.database, self.id, self.kind = database, info.id, info.kind
         self._lock = ExitStack()
-        if self.id is not None:
-            self._lock.enter_context(locked(database, self.id))
+        self._lock.enter_context(locked(database, info.id))
         self.recalled: list[dict[str, Any]] | None = None
         self.answering = self.stopping = False
-        self.gone = False
         self.n_users = 0
         self.idle_since = 0.0
+        self._is_closed = False
         self._use = threading.Lock()
         self._state = threading.Lock()
         self._text: SessionText | None = None
@@ -76,7 +71,7 @@ class OpenSession:
         self._texts: TokenTexts | None = None
 
     # ---------------------------------------------------------------------------------------------
-    # One request after the other
+    # One request after another
     # ---------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -84,22 +79,22 @@ class OpenSession:
         """Hold the session alone; errors of `check` end the wait for other requests.
 
         Raises:
-            RefusedError: an answer is being generated, or the session was removed.
+            RefusedError: an answer is in progress, or the session was removed.
         """
         with self._state:
             if self.answering:
                 raise RefusedError(
                     409,
-                    f"session {self.name} is being answered: wait for the end of that, or "
-                    "stop it (POST /v1/sessions/NAME/stop)",
+                    f"session {self.title} is being answered: wait for the end of the answer, or "
+                    f"stop it (POST /v1/sessions/{self.id}/stop)",
                 )
             self.answering, self.stopping = answers, False
         try:
             while not self._use.acquire(timeout=LOOK_SECONDS):
                 check()
             try:
-                if self.gone:
-                    raise no_session(self.name)
+                if self._is_closed:
+                    raise no_session(self.id)
                 yield
             finally:
                 self._use.release()
@@ -109,9 +104,9 @@ class OpenSession:
 
     @contextmanager
     def in_slot(self, model: ServedModel, *, answers: bool = False) -> Iterator[Slot]:
-        """Hold the session alone, with its text in a slot; loaded if the slot was needed.
+        """Hold the session alone, with its text in a slot.
 
-        After an error, the text is loaded from its file the next time.
+        After an error, the next request loads the text from the database.
 
         Raises:
             RefusedError: see `alone`.
@@ -127,35 +122,28 @@ class OpenSession:
 
         with self.alone(check, answers=answers), self._in_slot(model, check) as slot:
             if not slot.keeps_text or self._slot is not slot or self._text is None:
-                self._keep(self._load(slot), slot)
+                self._load(slot)
             yield slot
 
     @contextmanager
     def changed(self, model: ServedModel) -> Iterator[SessionText]:
-        """Yield the text for a change; save it at the end."""
+        """Yield the text for a change; store it at the end."""
         with self.in_slot(model):
             yield self.text
-            self.save()
-            if isinstance(self.text, Story):  # its sampler has the old settings
+            is_story = isinstance(self.text, Story)
+            self.text.store(leaving=is_story)
+            if is_story:  # its sampler has the old settings: load it again
                 self._text = None
 
     @contextmanager
     def watched(self, model: ServedModel) -> Iterator[Slot]:
         """Yield its slot for reading, also during an answer."""
-        written = self.answering_slot
-        if written is not None:
-            yield written
+        answering = self.answering_slot
+        if answering is not None:
+            yield answering
             return
         with self.in_slot(model) as slot:
             yield slot
-
-    def begin(self, model: ServedModel, begin: Callable[[Slot], SessionText]) -> None:
-        """Begin a text in a slot of the model, and save it."""
-        with self.alone(model.check), self._in_slot(model, model.check) as slot:
-            text = begin(slot)
-            self._keep(text, slot)
-            self.id = text.keep_in(self.database, self.name)
-            self._lock.enter_context(locked(self.database, self.id))
 
     def move(self, model: ServedModel) -> None:
         """Continue with another model or other settings; the next answer reads the text again.
@@ -167,13 +155,9 @@ class OpenSession:
             SessionError, SettingsError: the text does not fit the model; nothing was changed.
         """
         self.leave_slot()
-        try:
-            with self._in_slot(model, model.check) as slot:
-                self._keep(self._load(slot), slot)
-                self.save()
-        except BaseException:
-            self._text = None
-            raise
+        with self._in_slot(model, model.check) as slot:
+            self._load(slot)
+            self.text.store()
         self.recalled = self._texts = None
 
     @contextmanager
@@ -186,45 +170,42 @@ class OpenSession:
             try:
                 yield slot
             except BaseException:
-                slot.keeps_text = False
+                slot.keeps_text, self._text = False, None
                 raise
             finally:
                 self._taken = None
 
-    def _load(self, slot: Slot) -> SessionText:
+    def _load(self, slot: Slot) -> None:
         kind: Any = Conversation if self.kind == CONVERSATION else Story
-        return cast(SessionText, kind.open(self.database, self.stored, slot))
+        self._text = cast(SessionText, kind.open(self.database, self.id, slot))
+        self._slot, slot.keeps_text = slot, True
 
-    def _keep(self, text: SessionText, slot: Slot) -> None:
-        self._text, self._slot, slot.keeps_text = text, slot, True
-
-    def save(self) -> None:
-        """Save the text; after a SessionError, what was saved is unchanged."""
-        self.text.store(leaving=True)
-
-    def let_go(self) -> None:
-        """Free its slot and its lock."""
-        self.gone = True
-        self.leave_slot()
-        self._engine = None
-        self._lock.close()
+    def leave(self) -> None:
+        """Store the text with its KV cache, as its slot is needed for another text."""
+        text, self._text = self._text, None
+        if text is not None:
+            with suppress(SessionError):  # the text is stored since the last answer
+                text.store(leaving=True)
 
     def leave_slot(self) -> None:
-        """Free its slot."""
+        """Free its slot, after storing the text."""
         if self._engine is not None:
             self._engine.move_out(self)
-        self._text = None
+
+    def close(self) -> None:
+        """Free its slot and its lock."""
+        self.leave_slot()
+        self._is_closed = True
+        self._lock.close()
 
     # ---------------------------------------------------------------------------------------------
-    # What it is
+    # Properties
     # ---------------------------------------------------------------------------------------------
 
     @property
-    def stored(self) -> int:
-        """The id of its text in the database."""
-        if self.id is None:
-            raise no_session(self.name)
-        return self.id
+    def title(self) -> str:
+        """The present title."""
+        return self.database.info(self.id).title
 
     @property
     def text(self) -> SessionText:
@@ -248,7 +229,7 @@ class OpenSession:
         """Return the texts of all tokens."""
         text, hidden = self._text, list[Span]()
         if text is None:
-            contents = self.database.read(self.stored)
+            contents = self.database.read(self.id)
             tokens = unpacked(b"".join(message.tokens for message in contents.messages))
             if self.kind == STORY:
                 saved = record_of(StorySettings, contents.info.settings)
@@ -269,6 +250,6 @@ class OpenSession:
             return texts
 
 
-def no_session(name: str) -> RefusedError:
+def no_session(number: int) -> RefusedError:
     """Return the error for a session that does not exist."""
-    return RefusedError(404, f"there is no session {name}: GET /v1/sessions lists them")
+    return RefusedError(404, f"there is no session {number}: GET /v1/sessions lists them")

@@ -41,11 +41,11 @@ class Answering:
         self._first: tuple[float, int] | None = None
         self._last = 0.0
 
-    def run(self, begin: Callable[[], Generator[str]]) -> dict[str, Any]:
-        """Generate the answer and save it, also if it is cancelled.
+    def run(self, start: Callable[[], Generator[str]]) -> dict[str, Any]:
+        """Generate the answer and store it, also if it is cancelled.
 
         Args:
-            begin: returns the pieces of the text.
+            start: returns the pieces of the text.
 
         Returns:
             the last event.
@@ -55,15 +55,15 @@ class Answering:
         cache = self.slot.text
         cache.prompt_progress, cache.while_reading = self._on_read, self._check
         try:
-            with suppress(StoppedError), closing(begin()) as pieces:
+            with suppress(StoppedError), closing(start()) as pieces:
                 for piece in pieces:
                     self._on_piece(piece)
         finally:
             cache.prompt_progress = cache.while_reading = None
-            # a message without an answer at shutdown is kept beside the file
+            # at shutdown, a message without an answer stays as it was recorded
             is_kept = isinstance(text, Story) or text.turns != turns
             if is_kept or not self.model.shutting_down:
-                self.session.save()
+                text.store()
         return self._end(turns)
 
     def _check(self) -> None:
@@ -78,7 +78,7 @@ class Answering:
         if of_all > LONG_MESSAGE and now - self._progress_sent >= READING_SECONDS:
             self._progress_sent = now
             self.events.offer({"type": "reading", "done": done, "of": of_all})
-        self._tell_kv(now)
+        self._send_kv(now)
 
     def _on_piece(self, piece: str) -> None:
         now = self._last = time.monotonic()
@@ -86,10 +86,10 @@ class Answering:
         if piece:
             kind = "reasoning" if isinstance(piece, ReasoningText) else "text"
             self.events.send({"type": kind, "text": piece})
-        self._tell_kv(now)
+        self._send_kv(now)
         self._check()
 
-    def _tell_kv(self, now: float) -> None:
+    def _send_kv(self, now: float) -> None:
         if now - self._kv_sent >= KV_SECONDS:
             self._kv_sent = now
             kv = kv_numbers(self.slot.text.kv)
@@ -99,8 +99,8 @@ class Answering:
         """Return tokens per second after the first piece; None before the second."""
         if self._first is None or self._last <= self._first[0]:
             return None
-        begun, n_tokens = self._first
-        return round((len(self.session.text.tokens) - n_tokens) / (self._last - begun), 2)
+        started, n_tokens = self._first
+        return round((len(self.session.text.tokens) - n_tokens) / (self._last - started), 2)
 
     def _end(self, turns: tuple[Any, ...]) -> dict[str, Any]:
         session, text = self.session, self.session.text
@@ -114,7 +114,7 @@ class Answering:
             turn = {**asdict(text.turns[-1]), "attempts": attempts}
         first = None if self._first is None else round(self._first[0] - self._started, 3)
         return {
-            **NEVER_BEGUN,
+            **NOT_STARTED,
             "turn": turn,
             "finish": finish,
             "kv": kv_numbers(self.slot.text.kv),
@@ -124,7 +124,7 @@ class Answering:
 
 
 # The last event of an answer that was cancelled while it waited for a slot.
-NEVER_BEGUN: dict[str, Any] = {
+NOT_STARTED: dict[str, Any] = {
     "type": "done",
     "turn": None,
     "finish": FINISH_INTERRUPTED,

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ..sessions.characters import DEFAULT_USER
+from ..sessions.chats import title_of
 from ..writing.sampling import LARGEST_SEED
 from .bodies import (
     Bias,
@@ -79,9 +80,10 @@ class NewSessionBody(Strict):
     instruct: bool = False
 
     @property
-    def first_words(self) -> str:
-        """The first words, from which a name is made if none is given."""
-        return self.first or self.text or (self.turns[0].user if self.turns else "")
+    def title(self) -> str:
+        """The name, or else the first words; "" without either."""
+        first = self.first or self.text or (self.turns[0].user if self.turns else "")
+        return self.name or title_of(first)
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> NewSessionBody:
@@ -89,7 +91,7 @@ class NewSessionBody(Strict):
         if self.kind == "story" and any(each not in (None, "", []) for each in of_conversations):
             raise ValueError("a story has no system prompt, turns and card: give it a text")
         if self.kind == "conversation" and (self.text or self.memory or self.instruct):
-            raise ValueError("a conversation begins with a message: leave text out")
+            raise ValueError("a conversation starts with a message: leave text out")
         if self.instruct and self.memory:
             raise ValueError("an instruction has no memory: leave memory or instruct out")
         return self
@@ -122,17 +124,17 @@ class AnswerBody(Strict):
     message: Content | None = None
     edit: Content | None = None
     regenerate: Literal[True] | None = None
-    goes_on: Literal[True] | None = Field(default=None, alias="continue")
+    resume: Literal[True] | None = Field(default=None, alias="continue")
     max_tokens: Count | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> AnswerBody:
-        given = [self.message, self.edit, self.regenerate, self.goes_on]
+        given = [self.message, self.edit, self.regenerate, self.resume]
         if sum(each is not None for each in given) != 1:
             raise ValueError("give one of message, edit, regenerate and continue")
         for text in (self.message, self.edit):
             if isinstance(text, str) and not text.strip():
-                raise ValueError("the message is empty: say something")
+                raise ValueError("the message is empty: write something")
         return self
 
 

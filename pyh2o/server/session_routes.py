@@ -1,8 +1,9 @@
-"""Routes of sessions: saved conversations and stories (docs/sessions-api.md)."""
+"""Routes of sessions: stored conversations and stories (docs/sessions-api.md)."""
 
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -10,7 +11,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from anyio import from_thread
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 
 from ..core.rows import kept_tokens
@@ -24,12 +25,12 @@ from ..sessions.story import Story
 from ..writing.pictures import with_marks
 from ..writing.sampling import Sampling
 from .answers import EventAnswer, Events, JsonAnswer, models_of
+from .new_sessions import new_session
 from .open_session import OpenSession, SessionText, StoppedError
 from .refusals import RefusedError
 from .requests import CheckedRoute
 from .served_model import ServedModel
-from .session_answers import NEVER_BEGUN, Answering, kv_numbers, recalled_of
-from .session_beginnings import begun
+from .session_answers import NOT_STARTED, Answering, kv_numbers, recalled_of
 from .session_bodies import (
     AnswerBody,
     ChangeBody,
@@ -90,20 +91,20 @@ session_routes = APIRouter(prefix="/v1/sessions", route_class=CheckedRoute)
 class Asked:
     """A request about one session, for the session's model."""
 
-    def __init__(self, request: Request, sessions: Sessions, name: str) -> None:
+    def __init__(self, request: Request, sessions: Sessions, number: int) -> None:
         self._request = request
         self.sessions = sessions
-        self.name = name
+        self.id = number
 
     def answer(self, work: Callable[[ServedModel], Json]) -> JsonAnswer:
         """Return the result of work that needs no slot."""
-        return JsonAnswer(self._request, self.sessions.source(self.name), work)
+        return JsonAnswer(self._request, self.sessions.source(self.id), work)
 
     def seen(self, see: Callable[[OpenSession, Slot], Any]) -> JsonAnswer:
         """Return what `see` reads in the slot, also during an answer."""
 
         def work(model: ServedModel) -> Any:
-            with self.sessions.using(self.name) as session, session.watched(model) as slot:
+            with self.sessions.using(self.id) as session, session.watched(model) as slot:
                 return see(session, slot)
 
         return self.answer(work)
@@ -112,9 +113,9 @@ class Asked:
         """Change the text; return the result, or the session if it is None."""
 
         def work(model: ServedModel) -> Json:
-            with self.sessions.using(self.name) as session, session.changed(model):
+            with self.sessions.using(self.id) as session, session.changed(model):
                 result = change(session)
-            return self.sessions.details(self.name) if result is None else result
+            return self.sessions.details(self.id) if result is None else result
 
         return self.answer(work)
 
@@ -122,20 +123,24 @@ class Asked:
         """Send text while it is generated; `write` returns the last event."""
 
         def work(model: ServedModel, events: Events) -> None:
-            done = NEVER_BEGUN
+            done = NOT_STARTED
             with (
-                self.sessions.using(self.name) as session,
+                self.sessions.using(self.id) as session,
                 suppress(StoppedError),
                 session.in_slot(model, answers=True) as slot,
             ):
                 done = write(session, model, Answering(session, model, slot, events))
-            events.send(done)  # after this, the next one can begin
+            events.send(done)  # after this, the next one can start
 
-        return EventAnswer(self._request, self.sessions.source(self.name), work)
+        return EventAnswer(self._request, self.sessions.source(self.id), work)
 
 
-async def _asked(request: Request, sessions: AllSessions, name: str) -> Asked:
-    return Asked(request, sessions, name)
+# SQLite's integers have 64 bits.
+SessionId = Annotated[int, Path(alias="id", ge=1, lt=2**63)]
+
+
+async def _asked(request: Request, sessions: AllSessions, number: SessionId) -> Asked:
+    return Asked(request, sessions, number)
 
 
 OneSession = Annotated[Asked, Depends(_asked)]
@@ -152,15 +157,17 @@ def _list(sessions: AllSessions, q: str = "") -> Json:
 
 
 @session_routes.post("")
-async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) -> Response:
+async def _create(request: Request, sessions: AllSessions, body: NewSessionBody) -> Response:
     sampling = replace(Sampling(seed=-1), **body.sampling.given())
 
     def work(model: ServedModel) -> Json:
         if body.kind == "story":
             model.check_prompt(body.text, "text")
-        with sessions.using(body.name, kind=body.kind, said=body.first_words) as session:
-            session.begin(model, lambda slot: begun(slot, body, sampling, model.thinking))
-            return sessions.details(session.name)
+        title = body.title or time.strftime("%Y-%m-%d-%H%M%S")
+        wait_seconds = model.limits.wait_seconds
+        with model.engine.slot(wait_seconds=wait_seconds, check=model.check) as slot:
+            session = new_session(slot, body, sampling, model.thinking)
+            return sessions.details(session.keep_in(sessions.database, title))
 
     return JsonAnswer(request, models_of(request).find(body.model, embeds=False), work)
 
@@ -186,24 +193,23 @@ def _import(_sessions: AllSessions, body: ImportBody) -> Json:
 # ---------------------------------------------------------------------------------------------
 
 
-@session_routes.get("/{name}")
-def _get(sessions: AllSessions, name: str) -> Any:
-    return sessions.details(name)
+@session_routes.get("/{id}")
+def _get(sessions: AllSessions, number: SessionId) -> Any:
+    return sessions.details(number)
 
 
-@session_routes.patch("/{name}")
-def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody) -> Any:
+@session_routes.patch("/{id}")
+def _change(request: Request, sessions: AllSessions, number: SessionId, body: ChangeBody) -> Any:
     changes = body.system, body.note, body.lorebook, body.sampling, body.attempt
     is_changed = any(each is not None for each in changes)
 
     def rename() -> Json:
-        new = body.name or name
-        if new != name:
-            sessions.rename(name, new, from_thread.check_cancelled)
-        return sessions.details(new)
+        if body.name:
+            sessions.rename(number, body.name)
+        return sessions.details(number)
 
     def change(model: ServedModel) -> Json:
-        with sessions.using(name) as session:
+        with sessions.using(number) as session:
             if body.model is not None:
                 with session.alone(model.check):
                     session.move(model)
@@ -220,7 +226,7 @@ def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody
         source = models.find(models.named(body.model).name, embeds=False)
         return JsonAnswer(request, source, change)
     if is_changed:
-        return JsonAnswer(request, sessions.source(name), change)
+        return JsonAnswer(request, sessions.source(number), change)
     return rename()
 
 
@@ -241,12 +247,12 @@ def _set(text: SessionText, body: ChangeBody) -> None:
         text.sampling = replace(text.sampling, **body.sampling.given())
 
 
-@session_routes.delete("/{name}", status_code=204, response_model=None)
-def _remove(sessions: AllSessions, name: str) -> None:
-    sessions.remove(name, from_thread.check_cancelled)
+@session_routes.delete("/{id}", status_code=204, response_model=None)
+def _remove(sessions: AllSessions, number: SessionId) -> None:
+    sessions.remove(number, from_thread.check_cancelled)
 
 
-@session_routes.post("/{name}/undo")
+@session_routes.post("/{id}/undo")
 def _undo(asked: OneSession, _body: UndoBody) -> Response:
     def undo(session: OpenSession) -> None:
         text = session.text
@@ -260,12 +266,12 @@ def _undo(asked: OneSession, _body: UndoBody) -> Response:
     return asked.changed(undo)
 
 
-@session_routes.post("/{name}/replace")
+@session_routes.post("/{id}/replace")
 def _replace(asked: OneSession, body: ReplaceBody) -> Response:
     def replace(session: OpenSession) -> None:
         story, start, end = session.text, body.start, body.end
         if not isinstance(story, Story):
-            raise RefusedError(400, f"{asked.name} is a conversation: POST .../answers edits it")
+            raise RefusedError(400, f"{session.title} is a conversation: POST .../answers edits it")
         text = story.text()
         if not start <= end <= len(text):
             raise RefusedError(
@@ -276,13 +282,13 @@ def _replace(asked: OneSession, body: ReplaceBody) -> Response:
     return asked.changed(replace)
 
 
-@session_routes.get("/{name}/export")
+@session_routes.get("/{id}/export")
 def _export(
     sessions: AllSessions,
-    name: str,
+    number: SessionId,
     form: Annotated[Literal["text", "markdown", "json"], Query(alias="format")] = "text",
 ) -> Response:
-    return Response(text_of(sessions.saved(name), form), media_type=MEDIA_TYPES[form])
+    return Response(text_of(sessions.contents(number), form), media_type=MEDIA_TYPES[form])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -290,43 +296,43 @@ def _export(
 # ---------------------------------------------------------------------------------------------
 
 
-@session_routes.post("/{name}/answers")
+@session_routes.post("/{id}/answers")
 def _answer(asked: OneSession, body: AnswerBody) -> Response:
     def answer(session: OpenSession, model: ServedModel, answering: Answering) -> Json:
         talk = session.text
         if not isinstance(talk, Conversation):
-            raise RefusedError(400, f"{asked.name} is a story: POST .../passages continues it")
+            raise RefusedError(400, f"{session.title} is a story: POST .../passages continues it")
         if body.message is None and not talk.turns:
             raise RefusedError(400, "there is no message yet: send one (message)")
-        begin: Callable[..., Any] = talk.regenerate if body.regenerate else talk.resume
+        start: Callable[..., Any] = talk.regenerate if body.regenerate else talk.resume
         said = body.edit if body.message is None else body.message
         if said is not None:
             [marked] = with_marks(model.engine.model, [{"content": said}])
             model.check_prompt(marked["content"], "message")
             say = talk.edit if body.message is None else talk.say
-            begin = partial(say, marked["content"])
+            start = partial(say, marked["content"])
         limit = body.max_tokens or model.engine.model.window
-        return answering.run(partial(begin, max_tokens=limit))
+        return answering.run(partial(start, max_tokens=limit))
 
     return asked.written(answer)
 
 
-@session_routes.get("/{name}/pictures/{key}")
-def _picture(sessions: AllSessions, name: str, key: str) -> Response:
+@session_routes.get("/{id}/pictures/{key}")
+def _picture(sessions: AllSessions, number: SessionId, key: str) -> Response:
     """Return the file of a picture or of sound in a message."""
-    data = sessions.database.pictures(sessions.info(name).id).get(key)
+    data = sessions.database.pictures(sessions.info(number).id).get(key)
     if data is None:
-        raise RefusedError(404, f"session {name} has no such picture")
-    media_type = next((kind for begin, kind in FILES.items() if data.startswith(begin)), None)
+        raise RefusedError(404, f"session {number} has no such picture")
+    media_type = next((kind for start, kind in FILES.items() if data.startswith(start)), None)
     return Response(data, headers=PICTURE_HEADERS, media_type=media_type or "audio/mpeg")
 
 
-@session_routes.post("/{name}/passages")
+@session_routes.post("/{id}/passages")
 def _write(asked: OneSession, body: PassageBody) -> Response:
     def write(session: OpenSession, model: ServedModel, answering: Answering) -> Json:
         story = session.text
         if not isinstance(story, Story):
-            raise RefusedError(400, f"{asked.name} is a conversation: POST .../answers answers")
+            raise RefusedError(400, f"{session.title} is a conversation: POST .../answers answers")
         if body.at is not None:
             story.cut(body.at)
         limit = body.max_tokens or model.engine.model.window
@@ -335,9 +341,9 @@ def _write(asked: OneSession, body: PassageBody) -> Response:
     return asked.written(write)
 
 
-@session_routes.post("/{name}/stop", status_code=204, response_model=None)
-def _stop(sessions: AllSessions, name: str) -> None:
-    sessions.stop(name)
+@session_routes.post("/{id}/stop", status_code=204, response_model=None)
+def _stop(sessions: AllSessions, number: SessionId) -> None:
+    sessions.stop(number)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -345,7 +351,7 @@ def _stop(sessions: AllSessions, name: str) -> None:
 # ---------------------------------------------------------------------------------------------
 
 
-@session_routes.get("/{name}/map")
+@session_routes.get("/{id}/map")
 def _map(asked: OneSession, layer: int | None = None, head: int | None = None) -> Response:
     def see(session: OpenSession, slot: Slot) -> Json:
         cache = slot.text.watched()
@@ -381,12 +387,12 @@ def _map(asked: OneSession, layer: int | None = None, head: int | None = None) -
     return asked.seen(see)
 
 
-@session_routes.get("/{name}/tokens")
+@session_routes.get("/{id}/tokens")
 def _tokens(
     asked: OneSession, start: Annotated[int, Query(ge=0)] = 0, end: int | None = None
 ) -> Response:
     def tokens(model: ServedModel) -> Json:
-        with asked.sessions.using(asked.name) as session:
+        with asked.sessions.using(asked.id) as session:
             is_answering = session.answering_slot is not None
             with nullcontext() if is_answering else session.alone(model.check):
                 found = session.token_texts(model)
@@ -398,7 +404,7 @@ def _tokens(
     return asked.answer(tokens)
 
 
-@session_routes.get("/{name}/recalled")
+@session_routes.get("/{id}/recalled")
 def _recalled(asked: OneSession) -> Response:
     def see(session: OpenSession, slot: Slot) -> list[Json]:
         if session.recalled is None and session.answering_slot is None:
@@ -408,12 +414,12 @@ def _recalled(asked: OneSession) -> Response:
     return asked.seen(see)
 
 
-@session_routes.post("/{name}/pins")
+@session_routes.post("/{id}/pins")
 def _pin(asked: OneSession, body: PinBody) -> Response:
     return _pinned(asked, lambda text: text.pin(body.start, body.end))
 
 
-@session_routes.delete("/{name}/pins")
+@session_routes.delete("/{id}/pins")
 def _unpin(asked: OneSession, body: PinBody) -> Response:
     return _pinned(asked, lambda text: text.unpin(body.start, body.end))
 

@@ -1,4 +1,4 @@
-"""The sessions of a server: saved ones by name, and those that it has open."""
+"""The sessions of a server: stored ones, and those that it has open."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
-from ..sessions.chats import open_chats, title_of
+from ..errors import SessionError
+from ..sessions.chats import open_chats
 from ..sessions.database import Database
 from ..sessions.identity import ModelIdentity
 from ..sessions.listing import first_words, story_text
-from ..sessions.messages import STORY, Contents, TextInfo
+from ..sessions.messages import STORY, Contents, Found, TextInfo
 from ..sessions.records import record_of
 from ..sessions.text_settings import dialogue_of
 from .models import ModelSource, ServedModels
@@ -28,60 +29,72 @@ MAX_IDLE = 32
 
 
 class Sessions:
-    """Sessions by name, for the requests of all clients; each has its own model."""
+    """Sessions by their ids, for the requests of all clients; each has its own model."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
         self._lock = threading.RLock()
-        self._open: dict[str, OpenSession] = {}
-
-    def let_go_idle(self, seconds: float = IDLE_SECONDS) -> None:
-        """Close sessions that were unused for so long, and all but the newest unused ones."""
-        with self._lock:
-            idle = [each for each in self._open.values() if not each.n_users]
-            idle.sort(key=lambda session: session.idle_since)
-            latest = time.monotonic() - seconds
-            old = [s for s in idle if s.idle_since <= latest or s.id is None]  # never begun
-            for session in {*idle[:-MAX_IDLE], *old}:
-                del self._open[session.name]
-                session.let_go()
-
-    # ---------------------------------------------------------------------------------------------
-    # Saved sessions and their models
-    # ---------------------------------------------------------------------------------------------
+        self._open: dict[int, OpenSession] = {}
 
     @cached_property
     def database(self) -> Database:
         """The user's chats."""
         return open_chats()
 
-    def info(self, name: str) -> TextInfo:
-        """Return a session without its messages; a RefusedError if there is none."""
-        text = self.database.find(name)
-        if text is None:
-            raise no_session(name)
-        return self.database.info(text)
+    def close_idle(self, seconds: float = IDLE_SECONDS) -> None:
+        """Close sessions that were unused for this time, and all but the newest unused ones."""
+        with self._lock:
+            idle = [each for each in self._open.values() if not each.n_users]
+            idle.sort(key=lambda session: session.idle_since)
+            latest = time.monotonic() - seconds
+            old = [session for session in idle if session.idle_since <= latest]
+            for session in {*idle[:-MAX_IDLE], *old}:
+                del self._open[session.id]
+                session.close()
 
-    def saved(self, name: str) -> Contents:
-        """Return the contents of a session; a RefusedError if there is none."""
-        contents = self.database.read(self.info(name).id)
-        if name in self._open and self._open[name].answering:
+    def close(self) -> None:
+        """Store and close all sessions, and close the database."""
+        self.close_idle(0)
+        if "database" in vars(self):
+            self.database.close()
+
+    # ---------------------------------------------------------------------------------------------
+    # Stored sessions and their models
+    # ---------------------------------------------------------------------------------------------
+
+    def info(self, number: int) -> TextInfo:
+        """Return a session without its messages; a RefusedError if there is none."""
+        try:
+            return self.database.info(number)
+        except SessionError as error:
+            if error.__cause__ is not None:  # SQLite failed
+                raise
+            raise no_session(number) from None
+
+    def contents(self, number: int) -> Contents:
+        """Return a session with its messages; a RefusedError if there is none."""
+        contents = self.database.read(self.info(number).id)
+        session = self._open.get(number)
+        if session is not None and session.answering:
             # a listed turn has an answer
             done = [message for message in contents.messages if message.finish is not None]
             return replace(contents, messages=done)
         return contents
 
     def listed(self, words: str) -> list[dict[str, Any]]:
-        """Return summaries of the sessions with these words in a message or the title."""
-        texts = self.database.texts()
-        if words.strip():
-            texts = list({hit.text.id: hit.text for hit in self.database.search(words)}.values())
-        return [self.summary(info) for info in texts]
+        """Return summaries of all sessions, or with snippets of those that contain these words."""
+        if not words.strip():
+            return [self.summary(info) for info in self.database.texts()]
+        first: dict[int, Found] = {}
+        for hit in self.database.search(words):
+            first.setdefault(hit.text.id, hit)
+        return [{**self.summary(hit.text), "snippet": hit.snippet} for hit in first.values()]
 
     def summary(self, info: TextInfo) -> dict[str, Any]:
         """Return a summary of a session."""
         source, why = self._source_of(info)
         return {
+            "id": info.id,
             "name": info.title,
             "kind": info.kind,
             "model": source and source.name,
@@ -94,37 +107,37 @@ class Sessions:
             "why": why,
         }
 
-    def details(self, name: str) -> dict[str, Any]:
-        """Return a session with its text; errors as in `saved`."""
-        saved = self.saved(name)
-        settings = saved.info.settings
+    def details(self, number: int) -> dict[str, Any]:
+        """Return a session with its text; errors as in `contents`."""
+        contents = self.contents(number)
+        settings = contents.info.settings
         about = {
-            **self.summary(saved.info),
+            **self.summary(contents.info),
             "system": settings.get("system"),
             "sampling": settings["sampling"],
             "note": settings["note"],
             "lore_entries": len(settings["lore"]),
         }
-        if saved.info.kind == STORY:
-            text = story_text(saved)
+        if contents.info.kind == STORY:
+            text = story_text(contents)
             starts, end = list[int](), len(text)
-            for passage in reversed(saved.messages[1:]):
+            for passage in reversed(contents.messages[1:]):
                 end -= len(passage.answer)
                 starts.insert(0, end)
             return {**about, "text": text, "passages": starts}
-        dialogue, _ = dialogue_of(saved)
+        dialogue, _ = dialogue_of(contents)
         turns = [{**asdict(turn), "attempts": [turn.attempt]} for turn in dialogue.turns]
         if turns:
             turns[-1]["attempts"] = dialogue.attempts
         return {**about, "turns": len(turns), "turns_list": turns}
 
-    def source(self, name: str) -> ModelSource:
+    def source(self, number: int) -> ModelSource:
         """Return the model that a session was made with.
 
         Raises:
             RefusedError: there is no such session, or the server lacks its model.
         """
-        source, why = self._source_of(self.info(name))
+        source, why = self._source_of(self.info(number))
         if source is None:
             raise RefusedError(400, why)
         return source
@@ -145,25 +158,17 @@ class Sessions:
     # ---------------------------------------------------------------------------------------------
 
     @contextmanager
-    def using(self, name: str | None, *, kind: str = "", said: str = "") -> Iterator[OpenSession]:
+    def using(self, number: int) -> Iterator[OpenSession]:
         """Open a session, for the duration of the context.
 
-        With a `kind`, it is a new session; without a name, its name is made from `said`.
-
         Raises:
-            RefusedError: there is no such session, or the name is taken.
+            RefusedError: there is no such session.
             SessionOpenError: the session is open elsewhere.
         """
         with self._lock:
-            name = name or self._unused(title_of(said) or time.strftime("%Y-%m-%d-%H%M%S"))
-            is_saved = self.database.find(name) is not None
-            if kind and (name in self._open or is_saved):
-                raise _taken_name(name)
-            if not kind and not is_saved:
-                raise no_session(name)
-            if name not in self._open:
-                self._open[name] = OpenSession(self.database, name, kind)
-            session = self._open[name]
+            if number not in self._open:
+                self._open[number] = OpenSession(self.database, self.info(number))
+            session = self._open[number]
             session.n_users += 1
         try:
             yield session
@@ -171,44 +176,29 @@ class Sessions:
             with self._lock:
                 session.n_users -= 1
                 session.idle_since = time.monotonic()
-                self.let_go_idle()
+                self.close_idle()
 
-    def _unused(self, title: str) -> str:
-        """Return a title that no session has."""
-        unused, number = title, 1
-        while unused in self._open or self.database.find(unused) is not None:
-            number += 1
-            unused = f"{title} ({number})"
-        return unused
+    def stop(self, number: int) -> None:
+        """End the current answer of a session, if any; a RefusedError if there is no session."""
+        self.info(number)
+        session = self._open.get(number)
+        if session is not None:
+            session.stopping = True
 
-    def stop(self, name: str) -> None:
-        """End the current answer of a session, if any; errors as in `saved`."""
-        self.info(name)
-        with self._lock:
-            if name in self._open:
-                self._open[name].stopping = True
+    def remove(self, number: int, check: Callable[[], None]) -> None:
+        """Remove a session; a RefusedError if there is none, or it is being answered."""
+        with self.using(number) as session, session.alone(check), self._lock:
+            self.database.remove(number)  # first, so that closing stores no KV cache
+            del self._open[number]
+            session.close()
 
-    def remove(self, name: str, check: Callable[[], None]) -> None:
-        """Remove a session; a RefusedError if there is none, or it is in use."""
-        with self.using(name) as session, session.alone(check), self._lock:
-            session.leave_slot()
-            self.database.remove(session.stored)
-            del self._open[name]
-            session.let_go()
-
-    def rename(self, name: str, new: str, check: Callable[[], None]) -> None:
-        """Rename a session; a RefusedError as in `remove`, or if the name is taken."""
-        with self.using(name) as session, session.alone(check), self._lock:
-            if self.database.find(new) is not None or new in self._open:
-                raise _taken_name(new)
-            self.database.rename(session.stored, new)
-            session.name = new
-            self._open[new] = self._open.pop(name)
+    def rename(self, number: int, title: str) -> None:
+        """Rename a session; a RefusedError if there is none, or another one has the title."""
+        self.info(number)
+        if self.database.find(title) not in (None, number):
+            raise RefusedError(409, f"there is a session {title}: give another name", param="name")
+        self.database.rename(number, title)
 
 
 def _model_of(info: TextInfo) -> ModelIdentity:
     return record_of(ModelIdentity, info.settings["model"], "model")
-
-
-def _taken_name(name: str) -> RefusedError:
-    return RefusedError(409, f"there is a session {name}: give another name", param="name")

@@ -86,7 +86,7 @@ def test_a_chat_of_the_terminal_is_opened(
     """With its own model and cache, of which nothing is typed; and it goes on."""
     save_chat(path, "my talk")
     server = program("--session", "my talk")
-    assert address_in(opened) == f"http://127.0.0.1:{server.port}/#/s/my%20talk"
+    assert address_in(opened) == f"http://127.0.0.1:{server.port}/#/s/1"
     client = needed("session_client", name="the server's packages").SessionClient(server)
     [session] = client.got("")["data"]
     assert (session["name"], session["usable"], session["turns"]) == ("my talk", True, 1)

@@ -178,7 +178,12 @@ def stop_answer(page: Any) -> None:
 
 def name_of(page: Any) -> str:
     """Return the name of the open session."""
-    return str(page.evaluate("decodeURIComponent(location.hash.slice('#/s/'.length))"))
+    return str(page.locator("h1").inner_text())
+
+
+def open_session(page: Any, client: Any, name: str) -> None:
+    """Open a session by its address."""
+    page.evaluate(f"location.hash = '{client.address(name)}'")
 
 
 def messages(page: Any) -> list[str]:

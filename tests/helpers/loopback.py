@@ -169,4 +169,4 @@ class LoopbackServer:
         self._server.should_exit = True
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
-        self.app.state.sessions.let_go_idle(0)
+        self.app.state.sessions.close()

@@ -23,7 +23,25 @@ class SessionClient:
         self.server = server
 
     def ask(self, method: str, route: str, body: Any = None) -> Reply:
-        return ask(self.server.port, method, SESSIONS + quote(route, safe="/?=&%+"), body)
+        """Send a request; a route starts with the id of a session, or with its name."""
+        return ask(self.server.port, method, self.path(route), body)
+
+    def path(self, route: str) -> str:
+        """Return the path of a route, with the id of the session; 404 for an unknown name."""
+        _, name, *rest = route.split("/", 2) if route.startswith("/") else ("", "")
+        if name and not name.isdigit() and name != "import":
+            name = self.ids().get(name, 404)
+            return "/".join([SESSIONS, str(name), *rest])
+        return SESSIONS + quote(route, safe="/?=&%+")
+
+    def ids(self) -> dict[str, int]:
+        """Return the ids of all sessions by their names."""
+        listed = ask(self.server.port, "GET", SESSIONS).json["data"]
+        return {each["name"]: each["id"] for each in listed}
+
+    def address(self, name: str) -> str:
+        """Return the address of a session on the page."""
+        return f"#/s/{self.ids()[name]}"
 
     def got(self, route: str, method: str = "GET", body: Any = None) -> Any:
         """Return the reply to a successful request."""
@@ -31,21 +49,22 @@ class SessionClient:
         assert reply.status == 200, reply.body[:500]
         return reply.json
 
-    def begin(self, name: str | None = None, **body: Any) -> Any:
+    def create(self, name: str | None = None, **body: Any) -> Any:
+        """Create a session."""
         return self.got("", "POST", {"name": name, "sampling": {"seed": 1}, **body})
 
     def names(self) -> list[str]:
         """Return the names of all sessions."""
-        return sorted(each["name"] for each in self.got("")["data"])
+        return sorted(self.ids())
 
     def chat(self, name: str, *messages: str, answer: str = "so be it") -> None:
         """Create a conversation with messages."""
         turns = [{"user": message, "answer": answer} for message in messages]
-        self.begin(name, turns=turns)
+        self.create(name, turns=turns)
 
     def story(self, name: str, text: str) -> None:
         """Create a story that is not read yet."""
-        self.begin(name, kind="story", text=text)
+        self.create(name, kind="story", text=text)
 
     def said(self, name: str) -> list[str]:
         """Return the messages of a conversation."""
@@ -79,7 +98,7 @@ class SessionClient:
         """Start an answer, and disconnect at the end."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE)
         headers = {"Content-Type": "application/json"}
-        connection.request("POST", SESSIONS + route, json.dumps(body).encode(), headers)
+        connection.request("POST", self.path(route), json.dumps(body).encode(), headers)
         response = connection.getresponse()
         try:
             assert response.status == 200

@@ -17,6 +17,7 @@ from browser import (
     axe_source,
     choose,
     name_of,
+    open_session,
     press,
     serious_findings,
     set_max_tokens,
@@ -98,7 +99,7 @@ def test_the_memory_opens_at_the_first_eviction_unless_it_was_closed(tab: Any) -
 
 def test_the_strip_shows_the_cache_and_unread_tokens(tab: Any, client: Any) -> None:
     client.story("tale", "once upon a time " * 60)
-    page = tab("#/s/tale", **WIDE).page
+    page = tab(client.address("tale"), **WIDE).page
     n = client.got("/tale")["tokens"]
     page.get_by_text(f"{n:,} tokens not read yet.").wait_for()
     page.get_by_label("Tokens per passage").fill("3")
@@ -213,7 +214,7 @@ def test_shading_keeps_markdown_and_hides_the_chat_template(tab: Any, client: An
     answer = "# Sea\n\nIt is **wide** and *deep*, see [a map](http://127.0.0.1/wide).\n\n"
     answer += "- one\n- `two`\n\n```python\nsea = 'sea'\n```\n\nThe end"
     client.chat("talk", "user: What is the sea?", answer=answer)
-    page = tab("#/s/talk", **WIDE).page
+    page = tab(client.address("talk"), **WIDE).page
     page.locator(".code-head").get_by_text("Python").wait_for()
     plain = [page.locator(each).inner_text() for each in (".user-message", ".answer")]
     shade(page)
@@ -303,7 +304,7 @@ def test_only_the_selected_occurrence_is_pinned(
 ) -> None:
     """The text occurs several times, and Markdown syntax is not displayed."""
     client.chat("one", "hello", answer=answer)
-    page = tab("#/s/one", **WIDE).page
+    page = tab(client.address("one"), **WIDE).page
     page.locator(".answer em").wait_for()
     page.evaluate(f"() => {{ {select} }}")
     start, end = pin_selection(page, client, "one")
@@ -316,7 +317,7 @@ def test_only_the_selected_occurrence_is_pinned(
 
 def test_text_written_while_the_memory_is_hidden_can_be_pinned(tab: Any, client: Any) -> None:
     client.story("tale", "once upon a time " * 20)
-    page = tab("#/s/tale", **WIDE).page
+    page = tab(client.address("tale"), **WIDE).page
     page.get_by_text("tokens not read yet.").wait_for()
     page.keyboard.press("Control+m")
     page.get_by_label("Tokens per passage").fill("30")
@@ -361,7 +362,7 @@ def test_the_page_is_accessible(tab: Any, client: Any, scheme: str) -> None:
     page.get_by_label("Files to add", exact=True).set_input_files(__file__)
     page.get_by_label("Remove test_page_memory.py").wait_for()
     check("a file")
-    page.evaluate("location.hash = '#/s/one'")
+    open_session(page, client, "one")
     page.locator(".answer .hl-keyword").wait_for()
     page.locator(".answer .katex").first.wait_for()
     page.get_by_text("Statistics", exact=True).click()
@@ -370,7 +371,7 @@ def test_the_page_is_accessible(tab: Any, client: Any, scheme: str) -> None:
     check("a chat")
     shade(page)
     check("shaded text")
-    page.evaluate("location.hash = '#/s/long'")
+    open_session(page, client, "long")
     page.locator(".chunk").first.wait_for()
     check("a story")
     press(page, "Edit")

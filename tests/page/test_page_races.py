@@ -21,6 +21,7 @@ from browser import (
     expect_value,
     messages,
     name_of,
+    open_session,
     press,
     send,
     set_max_tokens,
@@ -76,9 +77,9 @@ def test_a_dialog_applies_to_the_session_it_was_opened_for(
     """The user goes back in the browser's history while the dialog is open."""
     client.chat("one", "first")
     client.chat("two", "second")
-    page = tab("#/s/one").page
+    page = tab(client.address("one")).page
     page.get_by_role("heading", name="one").wait_for()
-    page.evaluate("location.hash = '#/s/two'")
+    open_session(page, client, "two")
     page.get_by_role("heading", name="two").wait_for()
     choose(page, what)
     page.go_back()
@@ -107,9 +108,9 @@ def test_a_session_created_late_does_not_replace_the_open_one(tab: Any, client: 
         page.locator(".user-message").get_by_text("first").wait_for()
     until(page, "document.body.classList.contains('generating')")
     assert page.locator("#title").inner_text() == "one"
-    assert page.url.endswith("#/s/one")
+    assert page.url.endswith(client.address("one"))
     [name] = [name for name in client.names() if name != "one"]
-    page.evaluate(f"location.hash = '#/s/{name}'")
+    open_session(page, client, name)
     until(page, "document.querySelector('.answer').textContent.length > 20")
     page.go_back()
     page.keyboard.press("Escape")
@@ -147,7 +148,7 @@ def test_a_double_click_on_undo_removes_one_turn(tab: Any, client: Any, kind: st
         client.story("one", "Once")
         for _ in range(3):
             client.done("/one/passages", max_tokens=3)
-    page = tab("#/s/one").page
+    page = tab(client.address("one")).page
     page.get_by_role("button", name="Undo").dblclick()
     until(page, "document.querySelector('#live').textContent.includes('removed')")
     page.wait_for_timeout(300)
@@ -164,7 +165,7 @@ def test_undo_and_edit_do_not_change_unseen_turns_of_another_tab(
     tab: Any, client: Any, what: str
 ) -> None:
     client.chat("one", "first", "second")
-    page = tab("#/s/one").page
+    page = tab(client.address("one")).page
     page.get_by_role("button", name=what).wait_for()
     block_polling(page)
     client.say("one", "from elsewhere", max_tokens=3)
@@ -181,7 +182,7 @@ def test_undo_and_edit_do_not_change_unseen_turns_of_another_tab(
 def test_a_reload_of_the_session_keeps_the_answer_in_progress(tab: Any, client: Any) -> None:
     """The reload shows changes by another tab and finishes during the answer."""
     client.chat("one", "first")
-    page = tab("#/s/one").page
+    page = tab(client.address("one")).page
     page.get_by_role("button", name="Undo").wait_for()
     late: list[Any] = []
     page.route("**/sessions/one", lambda route: late.append((route, route.fetch())))
@@ -201,7 +202,7 @@ def test_a_reload_of_the_session_keeps_the_answer_in_progress(tab: Any, client: 
 
 def test_the_open_chat_is_updated_during_a_search(tab: Any, client: Any) -> None:
     client.chat("one", "first")
-    page = tab("#/s/one").page
+    page = tab(client.address("one")).page
     page.get_by_label("Search chats and stories").fill("nowhere")
     page.get_by_text("No chats or stories found.").wait_for()
     client.say("one", "from elsewhere", max_tokens=3)
@@ -210,7 +211,7 @@ def test_the_open_chat_is_updated_during_a_search(tab: Any, client: Any) -> None
 
 def test_an_outdated_cursor_does_not_cut_a_story(tab: Any, client: Any) -> None:
     client.story("whale", STORY_OF_FIVE)
-    page = tab("#/s/whale").page
+    page = tab(client.address("whale")).page
     put_cursor_before_the_end(page)
     block_polling(page)
     text = STORY_OF_FIVE + client.done("/whale/passages", max_tokens=5)["text"]
@@ -236,7 +237,7 @@ def put_cursor_before_the_end(page: Any) -> None:
 def test_a_refused_message_keeps_the_draft(tab: Any, client: Any) -> None:
     client.chat("one", "first")
     client.chat("two", "second")
-    page = tab("#/s/one").page
+    page = tab(client.address("one")).page
     box = box_of(page)
     block_polling(page)
     with client.answering("/one/answers", **ENDLESS):
@@ -250,11 +251,11 @@ def test_a_refused_message_keeps_the_draft(tab: Any, client: Any) -> None:
         box.fill("refused again")
         with hold_request(page, "**/answers", "POST"):
             box.press("Enter")
-            page.evaluate("location.hash = '#/s/two'")
+            open_session(page, client, "two")
             page.locator(".user-message").get_by_text("second").wait_for()
         page.wait_for_timeout(500)
     page.unroute_all()
-    page.evaluate("location.hash = '#/s/one'")
+    open_session(page, client, "one")
     page.locator(".user-message").get_by_text("first").wait_for()
     expect_value(box, "refused again")
 
@@ -278,7 +279,7 @@ def test_a_message_in_prefill_survives_a_reload(tab: Any, client: Any, reading_s
 
 def test_an_undone_message_survives_a_reload(tab: Any, client: Any) -> None:
     client.chat("one", "first", "second")
-    page = tab("#/s/one").page
+    page = tab(client.address("one")).page
     page.get_by_role("button", name="Undo").wait_for()
     # the page never gets the response
     page.route("**/undo", lambda _route: client.got("/one/undo", "POST", {}))
@@ -293,7 +294,7 @@ def test_an_undone_message_survives_a_reload(tab: Any, client: Any) -> None:
 def test_a_returned_message_leaves_the_box_once_the_server_has_it(tab: Any, client: Any) -> None:
     """A server that stops during an answer saves the message but cannot confirm it."""
     client.chat("one", "first")
-    page = tab("#/s/one").page
+    page = tab(client.address("one")).page
     page.get_by_role("button", name="Edit").wait_for()
     page.route("**/answers", lambda route: route.abort())
     page.route("**/sessions/one", lambda route: route.abort())
@@ -338,7 +339,7 @@ def test_a_lost_connection_shows_an_error(tab: Any) -> None:
 
 def test_a_story_is_shown_whole_after_a_failed_cut(tab: Any, client: Any) -> None:
     client.story("whale", STORY_OF_FIVE)
-    page = tab("#/s/whale").page
+    page = tab(client.address("whale")).page
     put_cursor_before_the_end(page)
     failing: list[bool] = []
 
@@ -407,7 +408,7 @@ def test_each_session_has_its_own_draft(tab: Any, client: Any) -> None:
     page.reload()
     expect_value(box, "to be sent some day")
     box.fill("")
-    page.evaluate("location.hash = '#/s/one'")
+    open_session(page, client, "one")
     page.locator(".user-message").wait_for()
     box.fill("a long draft")
     edit_last(page, "first, in other words")

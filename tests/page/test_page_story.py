@@ -93,7 +93,7 @@ def test_a_story_continues_from_the_cursor(tab: Any, client: Any) -> None:
     """Characters count as code points, also after an emoji."""
     start = "A 🐋 swims. " * 5 + "And then it sleeps."
     client.story("whale", start)
-    page = tab("#/s/whale").page
+    page = tab(client.address("whale")).page
     page.locator(".chunk").wait_for()
     page.get_by_label("Tokens per passage").fill("10")
     page.locator(".scroller").focus()
@@ -113,7 +113,7 @@ def test_a_story_continues_from_the_cursor(tab: Any, client: Any) -> None:
 def test_cutting_much_text_needs_a_confirmation(tab: Any, client: Any) -> None:
     text = story_text(1000)
     client.story("long", text)
-    page = tab("#/s/long").page
+    page = tab(client.address("long")).page
     page.get_by_label("Tokens per passage").fill("5")
     page.locator(".chunk").first.click(position={"x": 100, "y": 100})
     press(page, "Continue from the cursor")
@@ -129,7 +129,7 @@ def test_cutting_much_text_needs_a_confirmation(tab: Any, client: Any) -> None:
 
 def test_the_strip_scrolls_to_any_position_of_a_long_story(tab: Any, client: Any) -> None:
     client.story("long", story_text(20_000))
-    page = tab("#/s/long", **WIDE).page
+    page = tab(client.address("long"), **WIDE).page
     n = client.got("/long")["tokens"]
     page.get_by_text(f"{n:,} tokens not read yet.").wait_for()
     press(page, "Shade the text")
@@ -155,7 +155,7 @@ def test_the_strip_scrolls_to_any_position_of_a_long_story(tab: Any, client: Any
 def test_a_story_can_be_edited(tab: Any, client: Any) -> None:
     """Esc discards an edit; a conflicting edit is shown for copying."""
     client.story("whale", "A 🐋 swims. " * 800 + "And then it sleeps.")
-    page = tab("#/s/whale").page
+    page = tab(client.address("whale")).page
     page.locator(".chunk").first.wait_for()
     text = client.got("/whale")["text"]
     press(page, "Edit")

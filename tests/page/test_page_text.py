@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from browser import answers, ask, box_of, expect_value, until
+from browser import answers, ask, box_of, expect_value, open_session, until
 
 HOSTILE = (
     "<script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>"
@@ -46,9 +46,9 @@ def test_hostile_text_adds_no_scripts_or_elements(tab: Any, client: Any) -> None
     client.chat("one", *HOSTILE, answer="\n\n".join(HOSTILE[:-1]))
     client.chat("deep", "hello", answer=HOSTILE[-1])
     client.story("tale", f"<img src=x onerror='window.harmed = 1'> {' '.join(HOSTILE)}")
-    page = tab("#/s/one").page
+    page = tab(client.address("one")).page
     for name in ("one", "deep"):
-        page.evaluate(f"location.hash = '#/s/{name}'")
+        open_session(page, client, name)
         page.get_by_role("heading", name=name).wait_for()
         page.locator(".turn").first.wait_for()
         assert page.locator(".turn").locator(f"{FOREIGN}, [onclick], [ontoggle]").count() == 0
@@ -67,7 +67,7 @@ def test_hostile_text_adds_no_scripts_or_elements(tab: Any, client: Any) -> None
 def test_streamed_and_loaded_answers_look_the_same(tab: Any, client: Any) -> None:
     """Streaming renders only the last blocks again."""
     client.chat("one", "hello", answer=MARKED)
-    page = tab("#/s/one").page
+    page = tab(client.address("one")).page
     page.locator(".answer hr").wait_for()
     page.locator(".code-head").get_by_text("Python").wait_for()
     page.locator(".katex-html").wait_for()
@@ -102,7 +102,7 @@ COMMON = """**bold *both***, ~~gone~~, 3~5-6~8, H<sub>2</sub>O, one<br>two, AT&a
 def test_common_markdown_is_rendered(tab: Any, client: Any) -> None:
     """Nested emphasis, task lists, alignment and harmless HTML; unknown tags stay text."""
     client.chat("one", "hello", answer=COMMON)
-    page = tab("#/s/one").page
+    page = tab(client.address("one")).page
     page.locator(".answer strong em").get_by_text("both", exact=True).wait_for()
     first = page.locator(".answer > p").first
     assert first.inner_text() == "bold both, gone, 3~5-6~8, H2O, one\ntwo, AT&T, vector<int>"
@@ -126,7 +126,7 @@ WIDE_BLOCKS = (
 def test_wide_tables_and_formulas_scroll_on_a_phone(tab: Any, client: Any) -> None:
     """Words in cells are not broken."""
     client.chat("one", "hello", answer=WIDE_BLOCKS)
-    page = tab("#/s/one", viewport={"width": 390, "height": 800}).page
+    page = tab(client.address("one"), viewport={"width": 390, "height": 800}).page
     page.locator(".katex-html").last.wait_for()
     for place in (".table", ".answer > p", ".answer > ol"):
         box = f"document.querySelector('{place}')"
@@ -142,7 +142,7 @@ def test_code_is_highlighted_and_its_language_named(tab: Any, client: Any) -> No
     source = 'def f(x: int) -> str:  # <b>\n    return "a" if x else f"{x}"'
     answer = f"```py\n{source}\n```\n\n```klingon\n{source}\n```"
     client.chat("one", "hello", answer=answer)
-    page = tab("#/s/one").page
+    page = tab(client.address("one")).page
     page.locator(".hl-keyword").first.wait_for()
     assert page.locator(".code-head span").all_inner_texts() == ["Python", "klingon"]
     assert page.locator("pre").all_text_contents() == [source, source]
@@ -155,7 +155,7 @@ def test_formulas_are_rendered_and_prices_are_not(tab: Any, client: Any) -> None
     formulas = r"$e^{i\pi}$ and \(a_1\): \[ \frac{1}{2} \]"
     answer = f"{formulas}\n\n$$\nx\n$$.\n\n$5 or $10, $5 and 3$, $HOME/$USER, \\$1\n\n$\\frac{{$"
     client.chat("one", "hello", answer=rf"{answer} $\href{{javascript:window.harmed=1}}{{x}}$")
-    page = tab("#/s/one").page
+    page = tab(client.address("one")).page
     page.locator(".math code").wait_for()
     texts = page.locator(".katex annotation").all_text_contents()
     assert texts[:4] == [r"e^{i\pi}", "a_1", r"\frac{1}{2}", "x"]
@@ -168,7 +168,7 @@ def test_formulas_are_rendered_and_prices_are_not(tab: Any, client: Any) -> None
 def test_reasoning_is_folded_and_tool_calls_are_shown(tab: Any, client: Any) -> None:
     """The reasoning of a streamed answer shows its duration."""
     client.chat("one", "hello")
-    page = tab("#/s/one").page
+    page = tab(client.address("one")).page
     page.locator(".turn").wait_for()
     assert page.locator(".reasoning:visible, .tool-call").count() == 0
     call = {"name": "look_up", "arguments": '{"what":"<b>"}'}
@@ -187,7 +187,7 @@ def test_reasoning_is_folded_and_tool_calls_are_shown(tab: Any, client: Any) -> 
         "**/one/answers",
         lambda route: route.fulfill(content_type="text/event-stream", body=body),
     )
-    page.route("**/v1/sessions/one", lambda route: route.fulfill(json=session))
+    page.route(f"**{client.path('/one')}", lambda route: route.fulfill(json=session))
     ask(page, "why?")
     summary = page.get_by_text("Reasoned for 1 second", exact=True)
     summary.wait_for()
@@ -209,8 +209,8 @@ def test_earlier_steps_are_shown_before_the_answer(tab: Any, client: Any) -> Non
     step = {"text": "I *look*.", "calls": [call], "reasoning": "Where?"}
     turn = {"answer": "There.", "steps": [step], "reasoning": "Ah.", "finish": "tool_calls"}
     session["turns_list"].append({**session["turns_list"][0], "user": "where?", **turn})
-    page = tab("#/s/one").page
-    page.route("**/v1/sessions/one", lambda route: route.fulfill(json=session))
+    page = tab(client.address("one")).page
+    page.route(f"**{client.path('/one')}", lambda route: route.fulfill(json=session))
     page.reload()
     shown = page.locator(".turn").nth(1)
     shown.get_by_text("Reasoning", exact=True).click()
@@ -225,7 +225,7 @@ def test_earlier_steps_are_shown_before_the_answer(tab: Any, client: Any) -> Non
 
 def test_right_to_left_text_is_isolated(tab: Any, client: Any) -> None:
     client.chat("one", "שלום עולם", answer="שלום עולם")
-    page = tab("#/s/one").page
+    page = tab(client.address("one")).page
     assert page.locator(".user-message").get_attribute("dir") == "auto"
     style = "getComputedStyle(document.querySelector('{}')).{}"
     assert page.evaluate(style.format(".answer p", "direction")) == "rtl"
@@ -242,9 +242,9 @@ def test_the_page_shows_ten_megabytes_in_one_line(tab: Any, client: Any, kind: s
     if kind == "story":
         huge = {**huge, "kind": "story", "text": "x" * size, "passages": []}
     one = tab()
-    one.context.route("**/v1/sessions/huge", lambda route: route.fulfill(json=huge))
+    one.context.route(f"**{client.path('/huge')}", lambda route: route.fulfill(json=huge))
     page = one.page
-    page.evaluate("location.hash = '#/s/huge'")
+    open_session(page, client, "huge")
     page.locator(".answer, .chunk").first.wait_for()
     place = ".answer" if kind == "conversation" else ".story-text"
     assert page.evaluate(f"document.querySelector('{place}').textContent.length") == size
@@ -259,7 +259,7 @@ def test_the_whole_text_is_printed(tab: Any, client: Any, kind: str) -> None:
         client.story("long", long)
     else:
         client.chat("long", *(f"message {n}" for n in range(30)), answer=long[:2000])
-    page = tab("#/s/long").page
+    page = tab(client.address("long")).page
     page.locator(".turn, .chunk").last.wait_for(state="attached")
     sheets = re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4"))
     assert len(sheets) > 8
@@ -268,7 +268,7 @@ def test_the_whole_text_is_printed(tab: Any, client: Any, kind: str) -> None:
 def test_an_answer_can_be_copied_over_plain_http(tab: Any, client: Any) -> None:
     """Browsers offer no clipboard to pages loaded over HTTP from another machine."""
     client.chat("one", "hello", answer="first\n\n```\nsecond\n```")
-    one = tab("#/s/one")
+    one = tab(client.address("one"))
     one.context.add_init_script("delete Navigator.prototype.clipboard")
     page = one.page
     page.reload()

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from gguf import GGMLQuantizationType
@@ -85,7 +86,7 @@ class EngineSequence(RuleBasedStateMachine):
         self.engine, self.alone = scene.engine, scene.alone
         self.texts: list[list[int]] = [[]]
         self.owned: list[list[int]] = [[] for _ in range(N_OWNERS)]
-        self.owners = [object() for _ in range(N_OWNERS)]
+        self.owners = [Mock(spec=["leave"]) for _ in range(N_OWNERS)]
 
     def prompt_of(self, drawn: tuple[int, float, list[int], int]) -> tuple[list[int], int]:
         which, share, more, n = drawn

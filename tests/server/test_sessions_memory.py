@@ -1,4 +1,4 @@
-"""What a server tells of a session's memory: what is kept, and what is pinned."""
+"""The memory of a session: map, tokens, pins and recalled passages."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ clients = needed("session_client", name="the server's packages")
 
 @pytest.fixture
 def talk(client: Any) -> Any:
-    """A client of a conversation that has evicted."""
-    client.begin("talk", system="Be brief.")
+    """Return a client with a conversation that has evicted tokens."""
+    client.create("talk", system="Be brief.")
     for number in range(4):
         client.say("talk", f"This is what I have to say, for the time {number}", max_tokens=30)
     return client
@@ -35,7 +35,7 @@ def loaded(llm: Llama) -> Conversation:
     return stored(Conversation, "talk", llm)
 
 
-def test_the_map_is_what_the_cache_holds(talk: Any, alone: Llama) -> None:
+def test_the_map_shows_the_rows_of_the_cache(talk: Any, alone: Llama) -> None:
     found = talk.got("/talk/map")
     conversation = loaded(alone)
     kept = kept_tokens(alone.text)
@@ -59,7 +59,7 @@ def test_the_map_is_what_the_cache_holds(talk: Any, alone: Llama) -> None:
         assert "there is no " in talk.refused("GET", f"/talk/map?{query}")
 
 
-def test_tokens_and_their_texts(talk: Any, alone: Llama) -> None:
+def test_the_texts_of_tokens_form_the_text(talk: Any, alone: Llama) -> None:
     conversation = loaded(alone)
     n = len(conversation.tokens)
     found = talk.got("/talk/tokens")
@@ -76,7 +76,7 @@ def test_tokens_and_their_texts(talk: Any, alone: Llama) -> None:
     assert talk.got("/talk/tokens?start=3&end=10001")["end"] == n
 
 
-def test_an_address_that_makes_no_sense_is_refused_like_a_body(talk: Any) -> None:
+def test_invalid_queries_are_refused_by_name(talk: Any) -> None:
     for route, param in {
         "map?layer=": "layer", "tokens?start=a": "start", "tokens?start=-1": "start",
         "export?format=pdf": "format",
@@ -87,8 +87,8 @@ def test_an_address_that_makes_no_sense_is_refused_like_a_body(talk: Any) -> Non
         assert reply.error["message"].startswith(f"{param}: ")
 
 
-def test_pins_hold_and_survive(client: Any, engine: Engine, alone: Llama) -> None:
-    client.begin("talk")
+def test_pinned_tokens_stay_after_a_reload(client: Any, engine: Engine, alone: Llama) -> None:
+    client.create("talk")
     client.say("talk", "The word is mellon, friend", max_tokens=8)
     found = client.got("/talk/tokens")
     at = "".join(found["texts"]).index("mellon")
@@ -96,7 +96,7 @@ def test_pins_hold_and_survive(client: Any, engine: Engine, alone: Llama) -> Non
     pinned = client.got("/talk/pins", "POST", {"start": start, "end": end})["pinned"]
     assert pinned[-1] == [start, end]
     assert "".join(found["texts"][start:end]) == "mellon"
-    client.server.app.state.sessions.let_go_idle(0)  # it is loaded again
+    client.server.app.state.sessions.close_idle(0)  # it is loaded again
     for number in range(5):
         client.say("talk", f"Something else to talk about, number {number}", max_tokens=30)
     found = client.got("/talk/map")
@@ -111,7 +111,7 @@ def test_pins_hold_and_survive(client: Any, engine: Engine, alone: Llama) -> Non
     assert gone == pinned[:-1]
 
 
-def test_pins_that_make_no_sense(talk: Any) -> None:
+def test_invalid_pins_change_nothing(talk: Any) -> None:
     n = talk.got("/talk")["tokens"]
     before = talk.got("/talk/map")["pinned"]
     for body, reason in (
@@ -124,8 +124,8 @@ def test_pins_that_make_no_sense(talk: Any) -> None:
     assert talk.got("/talk/map")["pinned"] == before
 
 
-def test_a_pin_ends_where_the_text_is_taken_back(client: Any) -> None:
-    client.begin("talk")
+def test_undo_removes_the_pins_of_a_turn(client: Any) -> None:
+    client.create("talk")
     client.say("talk", "One", max_tokens=4)
     end = client.say("talk", "Two", max_tokens=4)["turn"]["end"]
     pinned = client.got("/talk/pins", "POST", {"start": end - 3, "end": end})["pinned"]
@@ -135,11 +135,10 @@ def test_a_pin_ends_where_the_text_is_taken_back(client: Any) -> None:
     client.done("/talk/answers", message="Three", max_tokens=4)
 
 
-def test_the_map_costs_no_place_of_another(chats: Path, engine: Engine) -> None:
-    """Looking at many sessions by turns changes nothing in any of them."""
+def test_sessions_that_share_slots_keep_their_rows(chats: Path, engine: Engine) -> None:
     with clients.serving(engine) as client:
         for name in ("a", "b", "c"):
-            client.begin(name)
+            client.create(name)
             client.say(name, f"I am {name}, and this is a long story", max_tokens=60)
         maps = {name: client.got(f"/{name}/map") for name in ("a", "b", "c")}
         for name in ("c", "a", "b"):
@@ -147,7 +146,7 @@ def test_the_map_costs_no_place_of_another(chats: Path, engine: Engine) -> None:
 
 
 # ---------------------------------------------------------------------------------------------
-# What comes back from an archive
+# Recall
 # ---------------------------------------------------------------------------------------------
 
 CACHE: dict[str, Any] = {"n_ctx": 512, "hh": 88, "recent": 40, "slack": 24, "recall": 48}
@@ -156,13 +155,13 @@ MESSAGES = [f"Number {n}: what was it that I have said at the very beginning?" f
 
 @pytest.fixture
 def recalling(model_path: Path) -> Iterator[Engine]:
-    """One place, so that sessions take turns in it."""
+    """Yield an engine with one slot, which sessions share."""
     with tiny_engine(model_path, texts=1, **CACHE) as running:
         yield running
 
 
 def alone_answers(path: Path, file: Path, system: str) -> Iterator[tuple[str, list[Any]]]:
-    """The answers of the class, and what each of them has looked at."""
+    """Yield the answers of a conversation, and the passages that each of them retrieved."""
     with tiny_llama(path, **CACHE) as llm:
         talk = Conversation(llm, system=system, sampling=Sampling(seed=1))
         for message in MESSAGES:
@@ -172,8 +171,8 @@ def alone_answers(path: Path, file: Path, system: str) -> Iterator[tuple[str, li
             yield text, recalled
 
 
-@pytest.mark.parametrize("names", [["one"], ["one", "two"]], ids=["in its place", "by turns"])
-def test_answers_are_those_of_the_class(
+@pytest.mark.parametrize("names", [["one"], ["one", "two"]], ids=["own slot", "shared slot"])
+def test_recalled_passages_equal_those_of_a_conversation(
     chats: Path, recalling: Engine, model_path: Path, tmp_path: Path, names: list[str]
 ) -> None:
     expected = {
@@ -183,7 +182,7 @@ def test_answers_are_those_of_the_class(
     assert any(recalled for answers in expected.values() for _, recalled in answers)
     with clients.serving(recalling) as client:
         for name in names:
-            client.begin(name, system=f"You are {name}.")
+            client.create(name, system=f"You are {name}.")
         for number, message in enumerate(MESSAGES):
             for name in names:
                 done = client.say(name, message, max_tokens=40)
@@ -197,24 +196,25 @@ def test_answers_are_those_of_the_class(
             ((first, end),) = seen["archived"]
             assert first == 0
             assert end <= seen["recent_from"]
-            # of an answer whose session was loaded since nobody knows
+            # unknown for an answer before the session was loaded
             assert (seen["kv"]["found_share"] > 0) == (len(names) == 1)
 
 
-def test_the_archive_goes_along(chats: Path, recalling: Engine, model_path: Path) -> None:
-    """With another name, into a terminal, and away."""
+def test_the_archive_is_stored_and_removed_with_the_session(
+    chats: Path, recalling: Engine, model_path: Path
+) -> None:
     with clients.serving(recalling) as client:
-        client.begin("old")
+        client.create("old")
         for message in MESSAGES[:3]:
             client.say("old", message, max_tokens=40)
         archived = client.got("/old/map")["archived"]
-        client.got("/old", "PATCH", {"name": "new"})
-        assert client.got("/new/map")["archived"] == archived
-        assert client.say("new", MESSAGES[3], max_tokens=5)["kv"]["bytes_archive"] > 0
+        client.server.app.state.sessions.close_idle(0)
+        assert client.got("/old/map")["archived"] == archived
+        assert client.say("old", MESSAGES[3], max_tokens=5)["kv"]["bytes_archive"] > 0
     with tiny_llama(model_path, **CACHE) as llm:
-        stored(Conversation, "new", llm)
+        stored(Conversation, "old", llm)
         assert llm.text.archive_trouble == ""
         assert llm.kv.archived > 0
     with clients.serving(recalling) as client:
-        assert client.ask("DELETE", "/new").status == 204
+        assert client.ask("DELETE", "/old").status == 204
     assert list((chats / "cache").iterdir()) == []

@@ -1,4 +1,4 @@
-"""Sessions that go on with another model of the server, which reads their text again."""
+"""Sessions that continue with another model of the server, which reads their text again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STORY = "Once upon a time"
 def models(paths: dict[str, Path]) -> Iterator[Any]:
     with (
         closing(several.Loads(paths).models("first", "second", "bert")) as served,
-        served.lease(served.named("second"), lambda: None),  # known by its header then
+        served.lease(served.named("second"), lambda: None),  # its identity is known then
     ):
         yield served
 
@@ -50,12 +50,12 @@ def said(session: dict[str, Any]) -> list[tuple[str, str]]:
     return [(turn["user"], turn["answer"]) for turn in session["turns_list"]]
 
 
-def test_a_session_goes_on_with_its_own_model(chats: Path, paths: dict[str, Path]) -> None:
-    """Which is loaded for it; those of models that are not here say so."""
+def test_a_session_continues_with_its_own_model(chats: Path, paths: dict[str, Path]) -> None:
+    """The model is loaded for it. Sessions of models that the server lacks report that."""
     loads = several.Loads(paths)
     with closing(loads.models("first", "second")) as models, clients.serving(models) as client:
-        client.begin("a", model="first")
-        client.begin("b", model="second")
+        client.create("a", model="first")
+        client.create("b", model="second")
         texts = {name: client.say(name, "Hello", max_tokens=20)["text"] for name in "ab"}
         assert {each["name"]: each["model"] for each in client.got("")["data"]} == {
             "a": "first",
@@ -73,11 +73,9 @@ def test_a_session_goes_on_with_its_own_model(chats: Path, paths: dict[str, Path
         assert client.say("b", "And then?", max_tokens=5)["text"]
 
 
-def test_a_conversation_goes_on_with_another_model(
-    client: Any, chats: Path, paths: dict[str, Path]
-) -> None:
-    """And says what it would in the terminal."""
-    client.begin("talk", model="first", system="Be brief.")
+def test_a_conversation_continues_with_another_model(client: Any, paths: dict[str, Path]) -> None:
+    """The answers equal those in the terminal."""
+    client.create("talk", model="first", system="Be brief.")
     client.say("talk", "Hello there", max_tokens=12)
     client.say("talk", "Go on", max_tokens=60)
     client.got("/talk/pins", "POST", {"start": 8, "end": 12})
@@ -101,13 +99,13 @@ def test_a_conversation_goes_on_with_another_model(
     # the map and the texts of tokens are those of the new model
     assert client.got("/talk/map")["tokens"] == end
     assert len(client.got("/talk/tokens")["texts"]) == end
-    # and the copy goes on with the old one
+    # the copy continues with the old one
     assert client.got("/before")["model"] == "first"
     client.say("before", "Still here", max_tokens=5)
 
 
-def test_a_story_goes_on_with_another_model(client: Any, chats: Path) -> None:
-    client.begin("tale", kind="story", model="first", text=STORY)
+def test_a_story_continues_with_another_model(client: Any) -> None:
+    client.create("tale", kind="story", model="first", text=STORY)
     client.done("/tale/passages", max_tokens=40)
     before = client.got("/tale")
     moved = client.got("/tale", "PATCH", {"model": "second"})
@@ -119,31 +117,30 @@ def test_a_story_goes_on_with_another_model(client: Any, chats: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["conversation", "story"])
-def test_other_settings_read_the_same_tokens_again(
+def test_other_cache_settings_keep_tokens_and_pins(
     client: Any, paths: dict[str, Path], kind: str
 ) -> None:
-    """The tokens and the pins stay."""
     other = {**several.CACHE, "recent": 48}
     text = {"text": STORY} if kind == "story" else {}
     with (
         tiny_engine(paths["first"], texts=1, **other) as engine,
         clients.serving(engine) as elsewhere,
     ):
-        elsewhere.begin("talk", kind=kind, **text)
+        elsewhere.create("talk", kind=kind, **text)
         if kind == "story":
             elsewhere.done("/talk/passages", max_tokens=70)
         else:
             elsewhere.say("talk", "Hello there", max_tokens=70)
         pinned = elsewhere.got("/talk/pins", "POST", {"start": 20, "end": 24})["pinned"]
-        elsewhere.server.app.state.sessions.let_go_idle(0)
+        elsewhere.server.app.state.sessions.close_idle(0)
     tokens = tokens_of("talk")
     assert client.got("/talk")["usable"]
     assert client.got("/talk/map")["pinned"] == pinned
     assert tokens_of("talk") == tokens
 
 
-def test_the_model_that_it_has_reads_nothing_again(client: Any, chats: Path) -> None:
-    client.begin("talk", model="first")
+def test_choosing_the_same_model_reads_nothing_again(client: Any) -> None:
+    client.create("talk", model="first")
     client.say("talk", "Hello there", max_tokens=12)
     moved = client.got("/talk", "PATCH", {"model": "first"})
     assert moved["model"] == "first"
@@ -152,9 +149,10 @@ def test_the_model_that_it_has_reads_nothing_again(client: Any, chats: Path) -> 
     assert reading[0]["of"] < moved["tokens"] + 250
 
 
-def test_refusals(client: Any, chats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All stays as it was."""
-    client.begin("talk", model="first")
+def test_a_failed_change_of_the_model_changes_nothing(
+    client: Any, chats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create("talk", model="first")
     client.say("talk", "Hello there", max_tokens=12)
     before = tokens_of("talk")
     assert "unknown model 'third'" in client.refused("PATCH", "/talk", {"model": "third"}, 404)
@@ -173,14 +171,12 @@ def test_refusals(client: Any, chats: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert client.say("talk", "Go on", max_tokens=5)["turn"]["user"] == "Go on"
 
 
-def test_where_there_is_one_model_only_it_goes_by_its_name(
-    chats: Path, paths: dict[str, Path]
-) -> None:
+def test_a_single_model_is_chosen_by_its_name(chats: Path, paths: dict[str, Path]) -> None:
     with (
         tiny_engine(paths["first"], texts=1, **several.CACHE) as engine,
         clients.serving(engine) as client,
     ):
-        client.begin("talk")
+        client.create("talk")
         assert "unknown model 'second'" in client.refused(
             "PATCH", "/talk", {"model": "second"}, 404
         )

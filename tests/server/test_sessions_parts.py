@@ -1,4 +1,4 @@
-"""Parts of answers that are not said: thoughts have events of their own, calls are in the turns."""
+"""Reasoning and tool calls in the answers of sessions."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ clients = needed("session_client", name="the server's packages")
 CACHE: dict[str, Any] = {"n_ctx": 1000, "hh": 500, "recent": 300}
 
 
-def test_thoughts_are_told_apart(
+def test_reasoning_has_its_own_events(
     tmp_path: Path, chats: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = force(monkeypatch)
     path = write_chat_gguf(tmp_path / "tiny.gguf", OPENS_THOUGHTS, n_layer=1)
     with tiny_engine(path, texts=1, **CACHE) as engine, clients.serving(engine) as client:
-        client.begin("talk")
+        client.create("talk")
         texts.append("Well.</think>\n\nThree.")
         events = client.events("/talk/answers", message="1 + 2?")
-        told = {
+        received = {
             kind: "".join(event["text"] for event in events if event["type"] == kind)
             for kind in ("reasoning", "text")
         }
-        assert (told["reasoning"].strip(), told["text"]) == ("Well.", "Three.")
+        assert (received["reasoning"].strip(), received["text"]) == ("Well.", "Three.")
         turn = events[-1]["turn"]
         assert (turn["reasoning"].strip(), turn["answer"]) == ("Well.", "Three.")
 
 
-def test_calls_of_a_session_are_shown(
+def test_turns_contain_tool_calls(
     tmp_path: Path, chats: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = force(monkeypatch)

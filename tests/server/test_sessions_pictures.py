@@ -1,4 +1,4 @@
-"""Pictures in the messages of sessions: sent with them, kept, and shown again."""
+"""Pictures and sound in the messages of sessions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def client(seeing: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def with_picture(number: int, text: str) -> list[dict[str, Any]]:
-    """A message as OpenAI's clients send it."""
+    """Return a message as OpenAI's clients send it."""
     url = f"data:image/png;base64,{base64.b64encode(png(number)).decode()}"
     return [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
 
@@ -47,15 +47,16 @@ def key_in(mark: str) -> str:
 
 
 def file_of(client: Any, name: str, key: str) -> tuple[bytes, Any]:
-    """The file of a picture, and the headers that come with it."""
-    url = f"http://127.0.0.1:{client.server.port}/v1/sessions/{name}/pictures/{key}"
+    """Return the file of a picture, and the headers of the response."""
+    path = client.path(f"/{name}/pictures/{key}")
+    url = f"http://127.0.0.1:{client.server.port}{path}"
     with urlopen(url) as response:
         return response.read(), response.headers
 
 
-def test_a_picture_is_kept_with_its_message(client: Any, seeing: Engine) -> None:
-    """And shown, also by a server that has been started again; an edit keeps it or puts another."""
-    client.begin("talk")
+def test_a_picture_is_stored_with_its_message(client: Any, seeing: Engine) -> None:
+    """A restarted server returns it, and an edit keeps or replaces it."""
+    client.create("talk")
     turn = client.say("talk", with_picture(1, "\nwhat is that?"), **SHORT)["turn"]
     mark, text = turn["user"].split("\n")
     assert text == "what is that?"
@@ -80,8 +81,8 @@ def test_a_picture_is_kept_with_its_message(client: Any, seeing: Engine) -> None
         assert other.refused("GET", f"/talk/pictures/{'0' * 64}", status=404)
 
 
-def test_files_of_sessions_have_no_other_way_out(client: Any) -> None:
-    client.begin("talk")
+def test_only_pictures_of_the_session_are_returned(client: Any) -> None:
+    client.create("talk")
     client.say("talk", with_picture(3, "see?"), **SHORT)
     for key in ("../header.json", "%2e%2e%2fheader.json", "header.json", "a" * 64, "."):
         reply = client.ask("GET", f"/talk/pictures/{key}")
@@ -89,8 +90,8 @@ def test_files_of_sessions_have_no_other_way_out(client: Any) -> None:
     client.refused("GET", f"/other/pictures/{'a' * 64}", status=404)
 
 
-def test_a_picture_that_is_not_there_is_asked_for(client: Any) -> None:
-    client.begin("talk")
+def test_missing_and_invalid_pictures_are_refused(client: Any) -> None:
+    client.create("talk")
     body = {"message": f"<picture:{'0' * 64}>\nwhat is that?"}
     assert "add it again" in client.refused("POST", "/talk/answers", body)
     url = "data:image/png;base64,aGVsbG8="
@@ -99,7 +100,7 @@ def test_a_picture_that_is_not_there_is_asked_for(client: Any) -> None:
     assert client.got("/talk")["turns_list"] == []
 
 
-def test_sound_goes_the_same_way(
+def test_sound_is_stored_like_pictures(
     seeing: Engine, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = client.server.get("/v1/machine").json["served"]
@@ -114,19 +115,19 @@ def test_sound_goes_the_same_way(
         tiny_engine(model, mmproj=str(mmproj), texts=1, **CACHE) as engine,
         clients.serving(engine) as hearing,
     ):
-        hearing.begin("heard")
+        hearing.create("heard")
         user = hearing.say("heard", message, **SHORT)["turn"]["user"]
         data, headers = file_of(hearing, "heard", key_in(user))
         assert (data, headers["Content-Type"]) == (wav(1), "audio/wav")
 
 
-def test_a_model_without_a_projector_says_what_to_do(
+def test_a_model_without_a_projector_refuses_pictures(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYH2O_CHATS", str(tmp_path / "chats"))
     with clients.serving(engine) as blind:
         served = blind.server.get("/v1/machine").json["served"]
         assert [(each["sees"], each["hears"]) for each in served] == [(False, False)]
-        blind.begin("talk")
+        blind.create("talk")
         body = {"message": with_picture(1, "see?")}
         assert "--mmproj FILE" in blind.refused("POST", "/talk/answers", body)

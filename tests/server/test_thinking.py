@@ -16,8 +16,8 @@ from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Sampling, Thinking
 from pyh2o.limits import Limits
+from pyh2o.server.new_sessions import new_session
 from pyh2o.server.served_model import ServedModel
-from pyh2o.server.session_beginnings import begun
 from pyh2o.server.session_bodies import NewSessionBody
 from spoken import let_say, write_speaker
 
@@ -246,7 +246,7 @@ def test_the_server_can_say_it_for_all(tmp_path: Path, answers: deque[str]) -> N
             assert len(reply.json["choices"][0]["message"]["reasoning_content"]) < 20
         served = ServedModel(engine, "tiny", limits)
         with engine.slot() as place:
-            session = begun(place, NewSessionBody(), Sampling(), served.thinking)
+            session = new_session(place, NewSessionBody(), Sampling(), served.thinking)
             assert session.thinking == Thinking(budget=9)
         with loopback.LoopbackServer(engine, limits=Limits(thinks=False)) as server:
             quiet = server.post(CHAT, {"messages": ASKED, "max_tokens": 1}).json["usage"]

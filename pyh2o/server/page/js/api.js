@@ -62,8 +62,8 @@ async function json(method, path, body) {
 }
 
 /** The path of a session's route. */
-export function sessionPath(name, rest = "") {
-  return `v1/sessions/${encodeURIComponent(name)}${rest}`;
+export function sessionPath(id, rest = "") {
+  return `v1/sessions/${id}${rest}`;
 }
 
 const query = (values) => {
@@ -73,23 +73,23 @@ const query = (values) => {
 
 export const machine = () => json("GET", "v1/machine");
 export const list = async (q = "") => (await json("GET", `v1/sessions${query({ q })}`)).data;
-export const get = (name) => json("GET", sessionPath(name));
+export const get = (id) => json("GET", sessionPath(id));
 export const create = (body) => json("POST", "v1/sessions", body);
-export const change = (name, body) => json("PATCH", sessionPath(name), body);
-export const remove = (name) => request("DELETE", sessionPath(name));
+export const change = (id, body) => json("PATCH", sessionPath(id), body);
+export const remove = (id) => request("DELETE", sessionPath(id));
 export const readImport = async (text) => (await json("POST", "v1/sessions/import", { text })).data;
-export const replace = (name, change) => json("POST", sessionPath(name, "/replace"), change);
-export const undo = (name) => json("POST", sessionPath(name, "/undo"), {});
-export const stop = (name) => request("POST", sessionPath(name, "/stop"));
-export const map = (name, layer, head) => json("GET", sessionPath(name, `/map${query({ layer, head })}`));
-export const tokens = (name, start, end) =>
-  json("GET", sessionPath(name, `/tokens${query({ start, end })}`));
-export const pin = (name, target) => json("POST", sessionPath(name, "/pins"), target);
-export const unpin = (name, target) => json("DELETE", sessionPath(name, "/pins"), target);
-export const recalled = (name) => json("GET", sessionPath(name, "/recalled"));
-export const exportSession = async (name, format) =>
-  (await request("GET", sessionPath(name, `/export${query({ format })}`))).blob();
-export const picture = async (name, hash) => (await request("GET", sessionPath(name, `/pictures/${hash}`))).blob();
+export const replace = (id, change) => json("POST", sessionPath(id, "/replace"), change);
+export const undo = (id) => json("POST", sessionPath(id, "/undo"), {});
+export const stop = (id) => request("POST", sessionPath(id, "/stop"));
+export const map = (id, layer, head) => json("GET", sessionPath(id, `/map${query({ layer, head })}`));
+export const tokens = (id, start, end) =>
+  json("GET", sessionPath(id, `/tokens${query({ start, end })}`));
+export const pin = (id, target) => json("POST", sessionPath(id, "/pins"), target);
+export const unpin = (id, target) => json("DELETE", sessionPath(id, "/pins"), target);
+export const recalled = (id) => json("GET", sessionPath(id, "/recalled"));
+export const exportSession = async (id, format) =>
+  (await request("GET", sessionPath(id, `/export${query({ format })}`))).blob();
+export const picture = async (id, hash) => (await request("GET", sessionPath(id, `/pictures/${hash}`))).blob();
 /** Streams the texts of the pages of a PDF file, given in base64. */
 export const readPDF = (name, data) => events("v1/files/text", { name, data });
 

@@ -6,7 +6,7 @@ import { Composer } from "./composer.js";
 import { announce, askText, button, h, reportErrors, whileBusy } from "./dom.js";
 import { generate, generating } from "./generation.js";
 import { Message } from "./message.js";
-import { PICTURE, embedFiles, toParts } from "./pictures.js";
+import { PICTURE, toParts } from "./pictures.js";
 import { maxTokens } from "./settings.js";
 import { findTokens, textBefore } from "./tokens.js";
 
@@ -40,7 +40,7 @@ export class Chat {
     const turns = session?.turns_list ?? [];
     const last = turns.at(-1)?.user;
     const before = this.session?.turns_list ?? [];
-    if (!this.isShown) this.composer.open(session?.name ?? null, last);
+    if (!this.isShown) this.composer.open(session?.id ?? null, last);
     else if (turns.length !== before.length || last !== before.at(-1)?.user) this.composer.removeDelivered(last);
     this.isShown = true;
     this.session = session;
@@ -65,7 +65,7 @@ export class Chat {
   }
 
   add(turn) {
-    const message = new Message(turn, { choose: (attempt) => this.chooseAttempt(attempt), session: () => this.session?.name });
+    const message = new Message(turn, { choose: (attempt) => this.chooseAttempt(attempt), session: () => this.session?.id });
     this.messages.push(message);
     this.log.append(message.element);
     return message;
@@ -99,7 +99,7 @@ export class Chat {
         return this.composer.settle(false);
       }
       this.session = created;
-      this.composer.moveTo(created.name);
+      this.composer.moveTo(created.id);
     }
     const turns = await this.answer({ message: toParts(text) }, message);
     // A message that was refused, or stopped before the first word, returns to the box.
@@ -129,8 +129,8 @@ export class Chat {
 
   /** Requests an answer; returns the session's turns after it, as far as they are known. */
   async answer(request, message) {
-    const { name } = this.session;
-    const done = await generate(name, "answers", { ...request, ...maxTokens() }, {
+    const { id } = this.session;
+    const done = await generate(id, "answers", { ...request, ...maxTokens() }, {
       status: this.status,
       onText: (text) => {
         const isAtEnd = this.distanceFromEnd() < NEAR_END;
@@ -138,25 +138,25 @@ export class Chat {
         if (isAtEnd) requestAnimationFrame(() => this.scrollToEnd());
       },
       onReasoning: (text) => message.reasoning.append(text),
-      onKv: (kv) => this.page.memory.onKv(name, kv),
+      onKv: (kv) => this.page.memory.onKv(id, kv),
     });
     message.markdown?.show();
     message.endAnswer(done);
     // The message gets its positions only with the session: a map before that would belong to the previous answer.
     // If the result is unknown, the previous state is shown.
-    const session = await this.page.reload(name);
+    const session = await this.page.reload(id);
     if (!session) this.show(this.session);
-    this.page.memory.afterAnswer(name);
+    this.page.memory.afterAnswer(id);
     return (session ?? this.session).turns_list;
   }
 
   /** Restores another attempt as the last answer. */
   async chooseAttempt(attempt) {
     if (generating()) return;
-    const { name } = this.session;
-    const session = await reportErrors(() => api.change(name, { attempt }));
+    const { id } = this.session;
+    const session = await reportErrors(() => api.change(id, { attempt }));
     // If a message was sent in the meantime, the view updates after its answer.
-    if (!session || generating() || this.page.shownName !== name) return;
+    if (!session || generating() || this.page.shownId !== id) return;
     const { attempts } = session.turns_list.at(-1);
     const { footer } = this.messages.at(-1);
     const { activeElement } = document;
@@ -167,7 +167,7 @@ export class Chat {
     if (label) (buttons.find((each) => each.getAttribute("aria-label") === label) ?? buttons[0]).focus();
     announce(`Answer ${attempts.indexOf(attempt) + 1} of ${attempts.length}`);
     this.page.setSession(session);
-    this.page.memory.afterAnswer(name);
+    this.page.memory.afterAnswer(id);
   }
 
   /** Edits the last message and answers it again. */
@@ -194,9 +194,8 @@ export class Chat {
       if (!await this.page.isCurrent(this.session)) return null;
       isHeld = !this.composer.message;
       // Hold the message before the request, so that it survives a reload of the page.
-      // The server deletes its pictures, so they are embedded.
-      if (isHeld) this.composer.hold(await embedFiles(this.session.name, this.messages.at(-1).turn.user));
-      return api.undo(this.session.name);
+      if (isHeld) this.composer.hold(this.messages.at(-1).turn.user);
+      return api.undo(this.session.id);
     });
     if (!session) return;
     if (isHeld) this.composer.settle(false);

@@ -12,7 +12,7 @@ export class Composer {
     this.handlers = handlers;
     this.pending = ""; // sent, and not yet confirmed by the server
     this.returned = ""; // returned to the box because the server did not confirm it
-    this.name = null; // of the session
+    this.id = null; // of the session
     this.files = []; // each with name, and text or marker; `progress` while it is read
     this.box = h("textarea", {
       rows: 1, dir: "auto", "aria-label": "Message", placeholder: "Write a message", autocomplete: "off",
@@ -45,17 +45,17 @@ export class Composer {
   }
 
   /** Opens the draft of a session, without a message that is the session's `last` one. */
-  open(name, last) {
-    this.name = name;
-    const draft = removePrefix(loadDraft(name), last);
+  open(id, last) {
+    this.id = id;
+    const draft = removePrefix(loadDraft(id), last);
     if (!this.message) this.message = this.returned = draft; // the server may still receive it
     this.onChange();
   }
 
-  /** Moves the draft to a session's name. */
-  moveTo(name) {
-    moveDraft(this.name, name);
-    this.name = name;
+  /** Moves the draft to a new session. */
+  moveTo(id) {
+    moveDraft(this.id, id);
+    this.id = id;
   }
 
   /** Removes a returned message from the box if it has become the session's `last` message after all. */
@@ -93,7 +93,7 @@ export class Composer {
   showFiles() {
     this.chips.replaceChildren(...this.files.map((file) => {
       const remove = () => { this.files = this.files.filter((each) => each !== file); this.showFiles(); this.onChange(); this.box.focus(); };
-      return h("li", {}, file.marker && pictureElement(this.name, file.marker), file.name && h("bdi", {}, file.name),
+      return h("li", {}, file.marker && pictureElement(this.id, file.marker), file.name && h("bdi", {}, file.name),
         file.progress === undefined ? button("×", remove, { class: "icon", "aria-label": `Remove ${file.name || "the picture"}` })
           : h("progress", { value: file.progress, "aria-label": `Reading ${file.name}` }));
     }));
@@ -141,7 +141,7 @@ export class Composer {
   }
 
   onChange() {
-    saveDraft(this.name, joinParts(this.pending, this.message));
+    saveDraft(this.id, joinParts(this.pending, this.message));
     this.box.style.height = "auto";
     // The scroll height of a hidden box is 0.
     if (this.box.scrollHeight) this.box.style.height = `${this.box.scrollHeight + 2}px`;

@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { announce, ask, askText, askToConfirm, button, byId, download, formatNumber, h, plural, reportErrors, showToast, throttled } from "./dom.js";
 import { generating } from "./generation.js";
-import { moveDraft, saveDraft } from "./storage.js";
+import { saveDraft } from "./storage.js";
 
 const SEARCH_MS = 250;
 const COMPARED_LETTERS = 12; // of the name and the first words
@@ -34,7 +34,7 @@ export class Conversations {
     if (q !== this.search.value.trim()) return sessions;
     const before = JSON.stringify(this.sessions);
     this.sessions = sessions;
-    if (JSON.stringify(sessions) !== before || this.shownName !== this.page.name || this.shownQuery !== q) {
+    if (JSON.stringify(sessions) !== before || this.shownId !== this.page.id || this.shownQuery !== q) {
       this.show();
       if (q) announce(plural(sessions.length, "result"));
     }
@@ -42,32 +42,33 @@ export class Conversations {
   }
 
   show() {
-    this.shownName = this.page.name;
+    this.shownId = this.page.id;
     const q = this.shownQuery = this.search.value.trim();
     const focused = this.items.contains(document.activeElement) && document.activeElement.getAttribute("href");
     this.items.replaceChildren(...this.sessions.map((session) => this.item(session)));
     if (!this.sessions.length) {
       this.items.append(h("li", { class: "muted" }, q ? "No chats or stories found." : "No saved chats or stories yet."));
     }
-    if (this.sessions.some(needsOtherModel)) {
-      this.items.append(h("li", { class: "muted" }, "To continue a text that was made with another model or other settings, open it and choose a model. The model reads the whole text again."));
+    if (this.sessions.some(({ usable }) => !usable)) {
+      this.items.append(h("li", { class: "muted" }, "To continue a text that was made with another model, open it and choose a model. The model reads the whole text again."));
     }
     if (focused) [...this.items.querySelectorAll("a")].find((a) => a.getAttribute("href") === focused)?.focus();
   }
 
   item(session) {
     const size = session.kind === "story" ? plural(session.tokens, "token")
-      : session.turns ? plural(session.turns, "turn") : generating() === session.name ? "answering" : "empty";
-    // Hide the first words if the chat is named after them.
+      : session.turns ? plural(session.turns, "turn") : generating() === session.id ? "answering" : "empty";
+    // Hide the first words if they are the name.
     const isNamedAfter = letters(session.first).startsWith(letters(session.name).slice(0, COMPARED_LETTERS));
+    const words = session.snippet ?? (isNamedAfter ? "" : session.first);
     const link = h("a", {
-      href: this.page.address(session.name), "aria-current": session.name === this.page.name ? "page" : null,
+      href: this.page.address(session.id), "aria-current": session.id === this.page.id ? "page" : null,
       class: session.usable ? null : "unusable",
     },
     h("bdi", { class: "name" }, session.name),
-    isNamedAfter || !session.first ? "" : h("bdi", { class: "first-words" }, session.first),
+    words && words !== session.name && h("bdi", { class: "first-words" }, ...marked(words, this.shownQuery)),
     h("small", {}, `${session.kind === "story" ? "Story" : "Chat"} · ${size} · ${formatTime(session.changed)}`
-      + (session.usable ? "" : ` · ${problem(session)}`)));
+      + (session.usable ? "" : ` · made with ${session.made_with}`)));
     return h("li", {}, link);
   }
 
@@ -81,8 +82,8 @@ export class Conversations {
       this.importStatus.textContent = bodies.length > 1 ? `${formatNumber(n + 1)} of ${formatNumber(bodies.length)}` : "";
       const session = await reportErrors(() => api.create({ model: this.page.newSession.model, ...body }));
       if (!session) continue;
-      saveDraft(session.name, unanswered);
-      created.push(session.name);
+      saveDraft(session.id, unanswered);
+      created.push(session.id);
     }
     this.importStatus.textContent = "";
     if (created.length === 1) return this.page.go(created[0]);
@@ -100,12 +101,11 @@ async function bodiesOf(text) {
 
 const letters = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]/gu, "");
 
-const needsOtherModel = (session) => !session.usable && session.made_with;
-
-/** Why a session cannot continue, in a few words. */
-function problem(session) {
-  if (!needsOtherModel(session)) return session.why;
-  return session.model ? "other settings" : `made with ${session.made_with}`;
+/** The parts of a snippet, with the searched words marked. */
+function marked(snippet, query) {
+  if (!query) return [snippet];
+  const words = query.split(/\s+/).map((word) => word.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&"));
+  return snippet.split(new RegExp(`(${words.join("|")})`, "iu")).map((part, n) => (n % 2 ? h("mark", {}, part) : part));
 }
 
 /** Formats unix seconds: the time if it is today, else the date. */
@@ -118,27 +118,25 @@ function formatTime(seconds) {
 // While a dialog is open, going back can open another session: these functions act on the one for which the dialog was opened.
 
 export async function rename(page) {
-  const { name: old } = page.session;
+  const { id, name: old } = page.session;
   const name = await askText("Rename", "Name", old);
   if (!name || name === old) return;
-  const session = await reportErrors(() => api.change(old, { name }));
-  if (!session) return;
-  moveDraft(old, session.name);
-  if (page.shownName === old) page.go(session.name);
+  const session = await reportErrors(() => api.change(id, { name }));
+  if (session) await page.refresh(session);
 }
 
 export async function remove(page) {
-  const { name } = page.session;
+  const { id, name } = page.session;
   const isSure = await askToConfirm(`Delete ${name}?`, "Its text and its cache are deleted permanently.", "Delete");
-  if (isSure && await reportErrors(() => api.remove(name)) && page.shownName === name) page.go(null);
+  if (isSure && await reportErrors(() => api.remove(id)) && page.shownId === id) page.go(null);
 }
 
 /** Downloads a session in a format that the user chooses. */
 export async function exportOne(page) {
-  const { name } = page.session;
+  const { id, name } = page.session;
   const formats = [["text", "Text", "txt"], ["markdown", "Markdown", "md"], ["json", "JSON (can be imported)", "json"]];
   const select = h("select", {}, ...formats.map(([value, label]) => h("option", { value }, label)));
   if (!await ask("Export", [h("label", { class: "field" }, "Format", select)], "Download")) return;
   const extension = formats.find(([value]) => value === select.value)[2];
-  await reportErrors(async () => download(await api.exportSession(name, select.value), `${name}.${extension}`));
+  await reportErrors(async () => download(await api.exportSession(id, select.value), `${name}.${extension}`));
 }

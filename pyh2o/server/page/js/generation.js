@@ -6,31 +6,31 @@ import { announce, announceText, formatNumber, formatSpeed, h, showToast } from 
 // The server ends a stopped answer at once; if it hangs, the page disconnects.
 const STOP_TIMEOUT_MS = 3000;
 
-let current = null; // the session's name and an AbortController
+let current = null; // the session's id and an AbortController
 
-/** The name of the session that is being continued, or null. */
+/** The id of the session that is being continued, or null. */
 export function generating() {
-  return current?.name ?? null;
+  return current?.id ?? null;
 }
 
 /** Stops the answer in progress; the server keeps its text. */
 export function stop() {
   if (!current) return;
-  const { name, abort } = current;
+  const { id, abort } = current;
   const disconnect = () => abort.abort();
-  api.stop(name).catch(disconnect);
+  api.stop(id).catch(disconnect);
   setTimeout(disconnect, STOP_TIMEOUT_MS);
 }
 
 /** Generates an answer or a passage. Returns the last event; null after an error, which is shown, or a disconnect. */
-export async function generate(name, kind, body, { status, onText, onKv, onReasoning = () => {} }) {
+export async function generate(id, kind, body, { status, onText, onKv, onReasoning = () => {} }) {
   if (current) return null;
   const abort = new AbortController();
-  current = { name, abort };
+  current = { id, abort };
   document.body.classList.add("generating");
   announce(kind === "answers" ? "Answering" : "Writing");
   try {
-    for await (const event of api.events(api.sessionPath(name, `/${kind}`), body, abort.signal)) {
+    for await (const event of api.events(api.sessionPath(id, `/${kind}`), body, abort.signal)) {
       if (event.type === "reading") showProgress(status, event);
       if (event.type === "kv") {
         if (event.tokens_per_second) showSpeed(status, event.tokens_per_second);

@@ -1,4 +1,4 @@
-// The page: the open session (named in the address), its view, and keyboard shortcuts.
+// The page: the open session (its id is in the address), its view, and keyboard shortcuts.
 
 import * as api from "./api.js";
 import { Chat } from "./chat.js";
@@ -15,21 +15,21 @@ const NEW = { "#/new": "conversation", "#/new-story": "story" };
 
 class Page {
   constructor() {
-    this.name = null; // in the address
-    this.shownName = null; // of the session that is shown
+    this.id = null; // in the address
+    this.shownId = null; // of the session that is shown
     this.newSession = { sampling: defaults() }; // body of the request that creates the next session
     this.models = new Models(this);
     this.conversations = new Conversations(this);
     this.memory = new Memory(this);
   }
 
-  address(name) {
-    return `#/s/${encodeURIComponent(name)}`;
+  address(id) {
+    return `#/s/${id}`;
   }
 
   /** Opens a session; null for a new chat. */
-  go(name) {
-    location.hash = name === null ? "#/new" : this.address(name);
+  go(id) {
+    location.hash = id === null ? "#/new" : this.address(id);
   }
 
   /** Creates the session of a view that was opened without one. */
@@ -39,13 +39,13 @@ class Page {
     const session = await api.create({ ...settings, ...(isChat && system ? { system } : {}), ...body });
     delete this.newSession.note; // apply to one session only
     delete this.newSession.lorebook;
-    if (this.view !== view || this.name !== null) {
+    if (this.view !== view || this.id !== null) {
       // The user opened something else while the model was loading: keep the view until its session is opened.
-      this.background = { name: session.name, view };
+      this.background = { id: session.id, view };
       return session;
     }
-    this.name = session.name;
-    history.replaceState(null, "", this.address(session.name));
+    this.id = session.id;
+    history.replaceState(null, "", this.address(session.id));
     this.setSession(session);
     reportErrors(() => this.conversations.refresh());
     return session;
@@ -57,13 +57,12 @@ class Page {
     if (hash === "#main") return;
     this.showList(false, false);
     if (this.view) closeMenus(); // the list of models can be open before the first view exists
-    // Parsed as a query, because decodeURIComponent rejects a "%" typed into the address.
-    const name = hash.startsWith("#/s/") ? new URLSearchParams(`name=${hash.slice(4)}`).get("name") : null;
-    this.name = name;
+    const id = Number(hash.match(/^#\/s\/(\d+)$/)?.[1]) || null;
+    this.id = id;
     const opening = this.opening = Symbol("opening");
-    const session = name === null ? null : await reportErrors(() => api.get(name));
-    if (this.opening !== opening || this.name !== name) return; // another session was opened in the meantime
-    if (name !== null && !session) {
+    const session = id === null ? null : await reportErrors(() => api.get(id));
+    if (this.opening !== opening || this.id !== id) return; // another session was opened in the meantime
+    if (id !== null && !session) {
       history.replaceState(null, "", "#/new"); // else going back would lead to the error again
       return this.open();
     }
@@ -73,8 +72,8 @@ class Page {
 
   setView(kind, session) {
     // An answer in progress continues in its view.
-    if (this.view && generating() === this.shownName) this.background = { name: this.shownName, view: this.view };
-    const isInBackground = session && generating() === session.name && this.background?.name === session.name;
+    if (this.view && generating() === this.shownId) this.background = { id: this.shownId, view: this.view };
+    const isInBackground = session && generating() === session.id && this.background?.id === session.id;
     this.kind = kind;
     this.view = isInBackground ? this.background.view : new (kind === "story" ? Story : Chat)(this);
     byId("main").replaceChildren(this.view.element);
@@ -86,7 +85,7 @@ class Page {
   /** Updates everything except the view of the text. */
   setSession(session) {
     this.session = session;
-    this.shownName = session?.name ?? null;
+    this.shownId = session?.id ?? null;
     const title = session?.name ?? (this.kind === "story" ? "New story" : "New chat");
     document.title = `${title} · pyh2o`;
     byId("title").textContent = title;
@@ -116,27 +115,27 @@ class Page {
     const changed = await reportErrors(() => askSettings(session ?? this.newSession, this.kind === "story"));
     if (!changed || !Object.keys(changed).length) return;
     if (!session) Object.assign(this.newSession, changed);
-    else if (await reportErrors(() => api.change(session.name, changed))) await this.reload(session.name);
+    else if (await reportErrors(() => api.change(session.id, changed))) await this.reload(session.id);
   }
 
   /** Fetches a session and shows it if it is open; null after an error. */
-  async reload(name) {
-    const session = await reportErrors(() => api.get(name));
+  async reload(id) {
+    const session = await reportErrors(() => api.get(id));
     if (session) await this.refresh(session);
     return session;
   }
 
   /** Shows the new state of a session if it is open, except during an answer: its end reloads the session. */
   async refresh(session) {
-    if (this.shownName !== session.name || generating() === session.name) return;
+    if (this.shownId !== session.id || generating() === session.id) return;
     this.view.show(session);
     this.setSession(session);
     await reportErrors(() => this.conversations.refresh());
   }
 
   /** Returns whether the server's session is the one shown; else shows the new state, so that no unseen text is changed. */
-  async isCurrent({ name, text, turns_list: turns }) {
-    const now = await reportErrors(() => api.get(name));
+  async isCurrent({ id, name, text, turns_list: turns }) {
+    const now = await reportErrors(() => api.get(id));
     if (!now) return false;
     if (now.text === text && JSON.stringify(now.turns_list) === JSON.stringify(turns)) return true;
     await this.refresh(now);
@@ -147,15 +146,15 @@ class Page {
   /** Shows changes by other tabs and programs while the page is visible. */
   async poll() {
     if (!document.hidden && !this.isLockedOut) {
-      const isShown = ({ name }) => name === this.shownName;
+      const isShown = ({ id }) => id === this.shownId;
       let sessions = await this.conversations.refresh().catch(() => []);
       // The search may exclude the open session.
-      if (this.shownName && !sessions.some(isShown)) sessions = await api.list().catch(() => []);
+      if (this.shownId && !sessions.some(isShown)) sessions = await api.list().catch(() => []);
       const current = sessions.find(isShown);
       const isChanged = current && this.session && current.changed !== this.session.changed;
-      if (isChanged && generating() !== current.name) {
-        await this.reload(current.name);
-        this.memory.afterAnswer(current.name);
+      if (isChanged && generating() !== current.id) {
+        await this.reload(current.id);
+        this.memory.afterAnswer(current.id);
       }
     }
     setTimeout(() => this.poll(), POLL_MS);

@@ -115,8 +115,8 @@ export function paint(canvas, map) {
 }
 
 /** Opens a dialog with the map of one layer and head of a session. */
-export async function showHeads(name) {
-  const whole = name ? await reportErrors(() => api.map(name)) : null;
+export async function showHeads(id) {
+  const whole = id ? await reportErrors(() => api.map(id)) : null;
   if (!whole) return;
   const canvas = h("canvas", { class: "head-map", width: 640, height: 800, role: "img" });
   const summary = h("p", { role: "status", class: "summary" });
@@ -126,7 +126,7 @@ export async function showHeads(name) {
   const selected = () => selectors.map(({ value }) => value);
   const show = async () => {
     const [layer, head] = selected();
-    const answer = await reportErrors(() => api.map(name, layer, head));
+    const answer = await reportErrors(() => api.map(id, layer, head));
     if (!answer || String(selected()) !== String([layer, head])) return;
     const map = new MemoryMap(answer, true);
     paint(canvas, map);

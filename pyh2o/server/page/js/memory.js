@@ -35,7 +35,7 @@ export class Memory {
   build() {
     this.legend = h("ul", { class: "legend", "aria-label": "Tokens" });
     this.statistics = h("details", { class: "statistics" }, h("summary", {}, "Statistics"), this.numbers,
-      button("Layers and heads", () => showHeads(this.page.shownName)));
+      button("Layers and heads", () => showHeads(this.page.shownId)));
     const details = h("div", { class: "memory-details", tabindex: 0, role: "region", "aria-label": "Details of the memory" },
       h("div", { class: "memory-head" }, h("h2", {}, "Memory"),
         button("×", () => this.show(false), { class: "icon", "aria-label": "Close the memory" })),
@@ -55,7 +55,7 @@ export class Memory {
 
   /** Opens another session, or the new state of the same one. */
   open(session) {
-    const isOther = session?.name !== this.session?.name;
+    const isOther = session?.id !== this.session?.id;
     // A changed text can have the same number of tokens.
     if (session?.changed !== this.session?.changed) this.tokens = null;
     this.session = session;
@@ -72,30 +72,30 @@ export class Memory {
       this.strip.set(new MemoryMap({ tokens: 0, pairs: 1, kept: { positions: [], rows: [] } }));
       this.legend.replaceChildren();
       this.summary.textContent = session ? "" : "There is no text yet.";
-      if (session) this.showRecalled(session.name);
+      if (session) this.showRecalled(session.id);
     }
     this.refreshSoon();
   }
 
   /** Handles statistics that arrive during an answer. */
-  onKv(name, kv) {
-    if (name !== this.page.name) return;
+  onKv(id, kv) {
+    if (id !== this.page.id) return;
     this.showStatistics(kv);
     this.refreshSoon();
   }
 
-  async afterAnswer(name) {
-    if (name !== this.page.name) return;
+  async afterAnswer(id) {
+    if (id !== this.page.id) return;
     // Open the panel at the first eviction, unless the user has opened or closed it before.
     if (this.kv.compactions && hasSpace() && browserStorage.get(IS_SHOWN) === null) this.show(true, false);
     await this.refresh();
-    await this.showRecalled(name);
+    await this.showRecalled(id);
   }
 
   /** Lists the evicted passages that the last answer attended to. */
-  async showRecalled(name) {
-    const spans = await api.recalled(name).catch(() => []);
-    if (name !== this.session?.name) return;
+  async showRecalled(id) {
+    const spans = await api.recalled(id).catch(() => []);
+    if (id !== this.session?.id) return;
     const items = spans.map(({ start, text, mass }) => h("li", {},
       button(text.trim().slice(0, 160) || "…", () => this.page.view.showPosition(start), { dir: "auto" }),
       h("small", { title: "attention weight in the last answer" }, mass === undefined || mass === null ? "" : `weight ${mass.toPrecision(2)}`)));
@@ -106,8 +106,8 @@ export class Memory {
   async refresh() {
     const { session } = this;
     if (!session || !(this.isShown || this.isShaded)) return;
-    const answer = await api.map(session.name).catch(() => null);
-    if (!answer || this.session?.name !== session.name) return;
+    const answer = await api.map(session.id).catch(() => null);
+    if (!answer || this.session?.id !== session.id) return;
     this.map = new MemoryMap(answer);
     this.n = this.map.n;
     this.strip.set(this.map);
@@ -138,7 +138,7 @@ export class Memory {
 
   /** The session's tokens, up to the number in the session or the newest map (none is fetched while the panel is hidden). */
   currentTokens() {
-    this.tokens ??= new Tokens(this.session.name);
+    this.tokens ??= new Tokens(this.session.id);
     this.tokens.update(this.n);
     return this.tokens;
   }

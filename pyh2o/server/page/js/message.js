@@ -14,7 +14,7 @@ const FINISH = {
 };
 
 export class Message {
-  /** `choose` restores another attempt; `session` returns the session's name. */
+  /** `choose` restores another attempt; `session` returns the session's id. */
   constructor(turn, { choose, session }) {
     this.choose = choose;
     this.session = session;

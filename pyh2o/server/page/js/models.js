@@ -65,11 +65,11 @@ export class Models {
       page.newSession.model = model;
       return this.show();
     }
-    const { name, tokens } = page.session;
-    const text = `${model} reads the whole text (${formatNumber(tokens)} tokens) before its next answer. A copy of the current state stays in the list.`;
+    const { id, tokens } = page.session;
+    const text = `${model} reads the whole text (${formatNumber(tokens)} tokens) before its next answer.`;
     const changed = await ask("Change the model?", [h("p", {}, text)], "Change the model")
-      && await reportErrors(() => api.change(name, { model }));
-    if (changed && page.shownName === name) await page.reload(name);
+      && await reportErrors(() => api.change(id, { model }));
+    if (changed && page.shownId === id) await page.reload(id);
   }
 }
 

@@ -65,16 +65,6 @@ function serverFile(session, hash) {
   return files.get(hash);
 }
 
-/** Replaces the hashes in a message's markers by the files, as far as the server still has them. */
-export async function embedFiles(session, message) {
-  const urls = new Map();
-  for (const [, key] of message.matchAll(PICTURE)) {
-    const file = key.startsWith("data:") ? null : await serverFile(session, key);
-    if (file) urls.set(key, await dataURL(file));
-  }
-  return message.replace(PICTURE, (marker, key) => marker.replace(key, urls.get(key) ?? key));
-}
-
 /** Shows a picture, which links to its file once it was sent, or a sound player. */
 export function pictureElement(session, marker) {
   const key = marker.trim().slice("<picture:".length, -1);

@@ -210,14 +210,14 @@ export class Pins {
   async set(isPin) {
     const selection = getSelection();
     const range = selection.getRangeAt(0);
-    const { shownName } = this.page; // another session may be open when the tokens have arrived
+    const { shownId } = this.page; // another session may be open when the tokens have arrived
     const tokens = spanOf(range) ?? await reportErrors(() => this.page.view.selectedTokens(selection.toString().trim(), range));
     selection.removeAllRanges();
-    await this.send(shownName, isPin, tokens);
+    await this.send(shownId, isPin, tokens);
   }
 
   togglePin(position, isPinned) {
-    return this.send(this.page.shownName, !isPinned, { start: position, end: position + 1 });
+    return this.send(this.page.shownId, !isPinned, { start: position, end: position + 1 });
   }
 
   async send(name, isPin, tokens) {

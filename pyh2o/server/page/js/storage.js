@@ -33,8 +33,8 @@ export const browserStorage = new SafeStorage(() => localStorage);
 
 // Drafts survive a reload of the page, until the tab is closed.
 
-const textKey = (name) => `pyh2o-draft/${name ?? ""}`;
-const picturesKey = (name) => `pyh2o-pictures/${name ?? ""}`;
+const textKey = (id) => `pyh2o-draft/${id ?? ""}`;
+const picturesKey = (id) => `pyh2o-pictures/${id ?? ""}`;
 const MARKER = /<picture:[^<>]*>/g;
 const PLACEHOLDER = "<picture:>"; // matches MARKER, so one that the user typed is restored too
 const saved = new Map(); // the stored pictures of each draft: writing megabytes at each key press would be slow
@@ -43,18 +43,18 @@ const saved = new Map(); // the stored pictures of each draft: writing megabytes
 const extractMarkers = (text) => [text.match(MARKER) ?? [], text.replace(MARKER, PLACEHOLDER)];
 const insertMarkers = (text, markers) => text.replaceAll(PLACEHOLDER, () => markers.shift() ?? "");
 
-/** Returns the draft of a session; a null name is the next new one's. */
-export function loadDraft(name) {
-  return insertMarkers(tabStorage.get(textKey(name)) ?? "", (tabStorage.get(picturesKey(name)) ?? "").match(MARKER) ?? []);
+/** Returns the draft of a session; a null id is the next new one's. */
+export function loadDraft(id) {
+  return insertMarkers(tabStorage.get(textKey(id)) ?? "", (tabStorage.get(picturesKey(id)) ?? "").match(MARKER) ?? []);
 }
 
 /** Saves a draft, or removes an empty one. */
-export function saveDraft(name, text) {
+export function saveDraft(id, text) {
   const [markers, rest] = extractMarkers(text);
   const pictures = markers.join("");
-  tabStorage.set(textKey(name), rest);
-  if ((saved.get(name) ?? "") !== pictures || !pictures) tabStorage.set(picturesKey(name), pictures);
-  saved.set(name, pictures);
+  tabStorage.set(textKey(id), rest);
+  if ((saved.get(id) ?? "") !== pictures || !pictures) tabStorage.set(picturesKey(id), pictures);
+  saved.set(id, pictures);
 }
 
 export function moveDraft(name, newName) {

@@ -11,7 +11,7 @@ const PASSAGE = "pyh2o-passage";
 const DEFAULT_TOKENS = 200;
 const NEAR_END = 120; // pixels
 const REPETITION = "The passage was stopped because the story kept repeating itself.";
-const START_DRAFT = "/story"; // not a valid session name
+const START_DRAFT = "story"; // not an id of a session
 const CONFIRMED_CUT = 400; // characters: longer cuts need a confirmation
 
 export class Story {
@@ -99,22 +99,22 @@ export class Story {
       this.text.set(this.text.whole.slice(0, offset));
       this.cursor.set(null);
     }
-    const { name } = this.session;
+    const { id } = this.session;
     this.scrollToEnd();
-    const done = await generate(name, "passages", body, {
+    const done = await generate(id, "passages", body, {
       status: this.status,
       onText: (text) => {
         const isAtEnd = this.isAtEnd();
         this.text.append(text);
         if (isAtEnd) requestAnimationFrame(() => this.scrollToEnd());
       },
-      onKv: (kv) => this.page.memory.onKv(name, kv),
+      onKv: (kv) => this.page.memory.onKv(id, kv),
     });
     this.text.flush();
     // If the result is unknown, the previous text is shown: offsets in another text would be wrong.
-    if (!await this.page.reload(name)) this.show(this.session);
+    if (!await this.page.reload(id)) this.show(this.session);
     if (done?.finish === "repetition") this.status.textContent = REPETITION;
-    this.page.memory.afterAnswer(name);
+    this.page.memory.afterAnswer(id);
   }
 
   /** Whether the end is visible, so that the view follows new text. */
@@ -133,8 +133,8 @@ export class Story {
 
   async undo() {
     if (generating() || this.isBusy) return;
-    const { name } = this.session;
-    const session = await whileBusy(this, async () => await this.page.isCurrent({ ...this.session, text: this.text.whole }) && api.undo(name));
+    const { id } = this.session;
+    const session = await whileBusy(this, async () => await this.page.isCurrent({ ...this.session, text: this.text.whole }) && api.undo(id));
     if (!session) return;
     this.cursor.set(null);
     await this.page.refresh(session);
@@ -151,13 +151,13 @@ export class Story {
 
   /** Sends an edit of the text `before`. If that fails, shows the current text, and the user's words in a dialog. */
   async replace(change, before) {
-    const { name } = this.session;
-    const session = await whileBusy(this, async () => await this.page.isCurrent({ ...this.session, text: before }) && api.replace(name, change));
+    const { id } = this.session;
+    const session = await whileBusy(this, async () => await this.page.isCurrent({ ...this.session, text: before }) && api.replace(id, change));
     if (session) {
       announce("The text was changed.");
       return this.page.refresh(session);
     }
-    if (!await this.page.reload(name)) this.show(this.session);
+    if (!await this.page.reload(id)) this.show(this.session);
     const words = h("textarea", { rows: 8, dir: "auto", readonly: true, value: change.text });
     await ask("The text was not changed", [h("label", { class: "field" }, "Your text, to copy", words)], "Close", { no: "" });
   }

@@ -6,8 +6,8 @@ const MAX_FETCHED = 10_000; // the server's limit per request
 const REFETCHED = 2000; // tokens at the end can change when text is appended
 
 export class Tokens {
-  constructor(name) {
-    this.name = name;
+  constructor(id) {
+    this.id = id; // of the session
     this.n = 0;
     this.texts = [];
     this.ends = []; // in characters
@@ -26,7 +26,7 @@ export class Tokens {
     this.texts.length = this.ends.length = Math.max(0, Math.min(n, this.texts.length - REFETCHED));
     while (this.texts.length < n) {
       const from = this.texts.length;
-      const { texts, ends } = await api.tokens(this.name, from, Math.min(n, from + MAX_FETCHED));
+      const { texts, ends } = await api.tokens(this.id, from, Math.min(n, from + MAX_FETCHED));
       if (!texts.length) return;
       this.texts.push(...texts);
       this.ends.push(...ends);

@@ -1,4 +1,4 @@
-"""Sessions that begin with what writers have: a card, a lorebook, a note, a memory, a task."""
+"""New sessions with a character card, a lorebook, a note, a memory or an instruction."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from stored_texts import stored
 
 needed("session_client", name="the server's packages")
 SHORT = {"max_tokens": 6}
-# Short: the system prompt has to fit the rows that stay.
+# Short, because the system prompt is pinned.
 CARD = {"name": "Ada", "description": "Old.", "first_mes": "Hi {{user}}!"}
 BOOK = {"entries": {"0": {"key": ["comet"], "content": "{{char}} runs."}}}
 
 
 def picture(card: dict[str, Any]) -> str:
-    """The base64 of a PNG with a card; of a picture only the beginning."""
+    """Return the base64 of the start of a PNG file with a card."""
     text = b"chara\0" + base64.b64encode(json.dumps(card).encode())
     chunk = len(text).to_bytes(4, "big") + b"tEXt" + text + b"\0\0\0\0"
     return base64.b64encode(PNG + chunk).decode()
 
 
 @pytest.mark.parametrize("card", [CARD, picture(CARD)], ids=["JSON", "PNG"])
-def test_a_conversation_with_a_character(client: Any, card: Any) -> None:
-    begun = client.begin(
+def test_a_conversation_can_start_with_a_character_card(client: Any, card: Any) -> None:
+    created = client.create(
         "stars", system="Be {{char}}.", card=card, lorebook=BOOK, user="Eve", note="Rhyme."
     )
-    assert begun["system"] == "Be Ada.\n\nOld."
-    assert (begun["note"], begun["lore_entries"]) == ("Rhyme.", 1)
-    [first] = begun["turns_list"]
+    assert created["system"] == "Be Ada.\n\nOld."
+    assert (created["note"], created["lore_entries"]) == ("Rhyme.", 1)
+    [first] = created["turns_list"]
     assert (first["user"], first["answer"]) == ("[Ada begins the chat.]", "Hi Eve!")
     done = client.say("stars", "A comet!", **SHORT)
     assert done["turn"]["inserted"] == "[Ada runs.]\n\n[Rhyme.]"
@@ -44,17 +44,17 @@ def test_a_conversation_with_a_character(client: Any, card: Any) -> None:
     assert client.got("/stars", "PATCH", {"note": ""})["note"] == ""
 
 
-def test_a_story_with_a_memory(client: Any, alone: Llama) -> None:
-    begun = client.begin("tale", kind="story", text="It was", memory="It rains.")
-    assert begun["text"] == "It was"
+def test_the_memory_of_a_story_is_pinned(client: Any, alone: Llama) -> None:
+    created = client.create("tale", kind="story", text="It was", memory="It rains.")
+    assert created["text"] == "It was"
     done = client.done("/tale/passages", max_tokens=20)
     assert client.got("/tale")["text"] == "It was" + done["text"]
     story = stored(Story, "tale", alone)
     assert (story.memory, len(story.pins)) == ("It rains.", 1)
 
 
-def test_a_story_that_is_asked_for(client: Any, alone: Llama) -> None:
-    client.begin("tale", kind="story", text="Write of snow.", instruct=True)
+def test_a_story_can_start_with_an_instruction(client: Any, alone: Llama) -> None:
+    client.create("tale", kind="story", text="Write of snow.", instruct=True)
     done = client.done("/tale/passages", max_tokens=20)
     assert client.got("/tale")["text"] == done["text"]
     story = stored(Story, "tale", alone)
@@ -74,6 +74,6 @@ def test_a_story_that_is_asked_for(client: Any, alone: Llama) -> None:
         ({"kind": "story", "text": "a", "memory": "b", "instruct": True}, "leave memory or"),
     ],
 )
-def test_what_no_session_begins_with(client: Any, body: dict[str, Any], reason: str) -> None:
+def test_invalid_bodies_create_no_session(client: Any, body: dict[str, Any], reason: str) -> None:
     assert reason in client.refused("POST", "", {"name": "talk", **body})
     assert client.names() == []

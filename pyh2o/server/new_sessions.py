@@ -1,4 +1,4 @@
-"""New sessions from their bodies, for example with a character card."""
+"""New sessions from request bodies."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from .refusals import wrong_field
 from .session_bodies import NewSessionBody
 
 
-def begun(slot: Slot, body: NewSessionBody, sampling: Sampling, thinking: Thinking) -> SessionText:
-    """Return a new session in a slot; nothing is read yet.
+def new_session(
+    slot: Slot, body: NewSessionBody, sampling: Sampling, thinking: Thinking
+) -> SessionText:
+    """Return a new session in a slot; its text is not read yet.
 
     Raises:
         RefusedError, PyH2OError: the body is invalid for the model.
     """
     make = _story if body.kind == "story" else _conversation
-    made = make(slot, body, thinking)
-    made.sampling = sampling
-    made.note = body.note or made.note
-    return made
+    session = make(slot, body, thinking)
+    session.sampling = sampling
+    session.note = body.note or session.note
+    return session
 
 
 def _story(slot: Slot, body: NewSessionBody, thinking: Thinking) -> SessionText:
@@ -42,20 +44,20 @@ def _story(slot: Slot, body: NewSessionBody, thinking: Thinking) -> SessionText:
 
 
 def _conversation(slot: Slot, body: NewSessionBody, thinking: Thinking) -> SessionText:
-    system, said, name = body.system or None, [(turn.user, turn.answer) for turn in body.turns], ""
+    system, name, note = body.system or None, "", ""
+    turns = [(turn.user, turn.answer) for turn in body.turns]
     lore: tuple[LoreEntry, ...] = ()
-    note = ""
     if body.card is not None:
         card = body.card
         if isinstance(card, str):
             card = card_in(_decoded(card), "card")
         character = character_of(card, "card", user=body.user, instruction=system)
         system, name, lore = character.system, character.name, character.lore
-        said, note = said or list(character.opening), character.note
+        turns, note = turns or list(character.opening), character.note
     conversation = Conversation(slot, system=system, thinking=thinking)
     conversation.lore, conversation.note = lore + _lore(body, name), note
-    if said:
-        conversation.take_over(said)
+    if turns:
+        conversation.take_over(turns)
     return conversation
 
 
