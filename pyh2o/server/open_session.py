@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from ..engine import Engine
 from ..engine.slots import Slot
-from ..errors import SessionError
+from ..errors import PyH2OError
 from ..limits import LOOK_SECONDS
 from ..sessions.chats import locked
 from ..sessions.conversation import Conversation
@@ -184,7 +184,7 @@ class OpenSession:
         """Store the text with its KV cache, as its slot is needed for another text."""
         text, self._text = self._text, None
         if text is not None:
-            with suppress(SessionError):  # the text is stored since the last answer
+            with suppress(PyH2OError):  # the last answer has stored the text
                 text.store(leaving=True)
 
     def leave_slot(self) -> None:

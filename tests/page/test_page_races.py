@@ -185,7 +185,7 @@ def test_a_reload_of_the_session_keeps_the_answer_in_progress(tab: Any, client: 
     page = tab(client.address("one")).page
     page.get_by_role("button", name="Undo").wait_for()
     late: list[Any] = []
-    page.route("**/sessions/one", lambda route: late.append((route, route.fetch())))
+    page.route(f"**{client.path('/one')}", lambda route: late.append((route, route.fetch())))
     client.say("one", "second", max_tokens=3)
     while not late:
         page.wait_for_timeout(50)
@@ -297,7 +297,7 @@ def test_a_returned_message_leaves_the_box_once_the_server_has_it(tab: Any, clie
     page = tab(client.address("one")).page
     page.get_by_role("button", name="Edit").wait_for()
     page.route("**/answers", lambda route: route.abort())
-    page.route("**/sessions/one", lambda route: route.abort())
+    page.route(f"**{client.path('/one')}", lambda route: route.abort())
     send(page, "second")
     page.get_by_text("the server does not respond").wait_for()
     expect_value(box_of(page), "second")
@@ -350,7 +350,7 @@ def test_a_story_is_shown_whole_after_a_failed_cut(tab: Any, client: Any) -> Non
         else:
             route.continue_()
 
-    page.route("**/whale**", on_request)
+    page.route(f"**{client.path('/whale')}**", on_request)
     page.keyboard.press("Control+Enter")
     page.get_by_text("the server does not respond").wait_for()
     page.locator(IDLE).wait_for()

@@ -184,7 +184,7 @@ def test_reasoning_is_folded_and_tool_calls_are_shown(tab: Any, client: Any) -> 
     ]
     body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
     page.route(
-        "**/one/answers",
+        f"**{client.path('/one/answers')}",
         lambda route: route.fulfill(content_type="text/event-stream", body=body),
     )
     page.route(f"**{client.path('/one')}", lambda route: route.fulfill(json=session))

@@ -25,7 +25,7 @@ loopback = needed("loopback", name="the server's packages")
 
 SESSIONS = "/v1/sessions"
 SHORT = {"max_tokens": 2}
-# Each with valid bodies; {name} is a conversation, a story, or neither.
+# Each with valid bodies; {id} is a conversation, a story, or neither.
 ROUTES: list[tuple[str, str, list[dict[str, Any]]]] = [
     ("POST", COMPLETIONS, [{**GOOD[COMPLETIONS], "stop": ["zz"], "logit_bias": {"5": 1}}]),
     ("POST", CHAT, [{**GOOD[CHAT], "tools": [TOOL], "response_format": {"type": "json_object"}}]),
@@ -68,23 +68,23 @@ ROUTES: list[tuple[str, str, list[dict[str, Any]]]] = [
         {"text": '{"mes": "a", "is_user": true}\n{"mes": "b", "is_user": false}'},
     ]),
     ("POST", "/v1/files/text", [{"name": "a.pdf", "data": b64encode(pdf_of("a")).decode()}]),
-    ("PATCH", SESSIONS + "/{name}", [{"name": "talk"}, {"system": "a"}, {"sampling": {"seed": 1}}]),
-    ("DELETE", SESSIONS + "/{name}", [{}]),
-    ("POST", SESSIONS + "/{name}/answers", [
+    ("PATCH", SESSIONS + "/{id}", [{"name": "talk"}, {"system": "a"}, {"sampling": {"seed": 1}}]),
+    ("DELETE", SESSIONS + "/{id}", [{}]),
+    ("POST", SESSIONS + "/{id}/answers", [
         {"message": "why", **SHORT}, {"edit": "so", **SHORT}, {"regenerate": True, **SHORT},
         {"continue": True, **SHORT},
     ]),
-    ("POST", SESSIONS + "/{name}/passages", [{**SHORT, "at": 3}, SHORT]),
-    ("POST", SESSIONS + "/{name}/replace", [{"start": 0, "end": 4, "text": "so"}]),
-    ("POST", SESSIONS + "/{name}/stop", [{}]),
-    ("POST", SESSIONS + "/{name}/undo", [{}]),
-    ("POST", SESSIONS + "/{name}/pins", [{"start": 0, "end": 3}]),
-    ("DELETE", SESSIONS + "/{name}/pins", [{"start": 0, "end": 3}]),
+    ("POST", SESSIONS + "/{id}/passages", [{**SHORT, "at": 3}, SHORT]),
+    ("POST", SESSIONS + "/{id}/replace", [{"start": 0, "end": 4, "text": "so"}]),
+    ("POST", SESSIONS + "/{id}/stop", [{}]),
+    ("POST", SESSIONS + "/{id}/undo", [{}]),
+    ("POST", SESSIONS + "/{id}/pins", [{"start": 0, "end": 3}]),
+    ("DELETE", SESSIONS + "/{id}/pins", [{"start": 0, "end": 3}]),
 ]  # fmt: skip
 READ = [
-    SESSIONS, SESSIONS + "/{name}", SESSIONS + "/{name}/map", SESSIONS + "/{name}/tokens",
-    SESSIONS + "/{name}/recalled", SESSIONS + "/{name}/export",
-    "/v1/models/{name}", "/v1/kv", "/v1/machine", "/metrics", "/props", "/slots", "/api/tags",
+    SESSIONS, SESSIONS + "/{id}", SESSIONS + "/{id}/map", SESSIONS + "/{id}/tokens",
+    SESSIONS + "/{id}/recalled", SESSIONS + "/{id}/export",
+    "/v1/models/{id}", "/v1/kv", "/v1/machine", "/metrics", "/props", "/slots", "/api/tags",
     "/api/version",
 ]  # fmt: skip
 KEYS = (
@@ -94,7 +94,7 @@ KEYS = (
     "type", "content", "role", "input", "text", "format", "options", "system", "name", "schema",
     "dry_multiplier", "dry_sequence_breakers", "xtc_probability",
 )  # fmt: skip
-Names = st.sampled_from(["talk", "talk", "story", "story", "new", "none", "..", "a/b", "é☺", "\0"])
+Names = st.sampled_from(["talk", "talk", "story", "story", "0", "none", "..", "a/b", "é☺", "\0"])
 Queries = st.dictionaries(
     st.sampled_from(["q", "layer", "head", "start", "end", "format", "x"]),
     st.sampled_from(["", "0", "1", "-1", "5", "99999999999999999999", "a", "json", "1.5", "\n"]),
@@ -143,20 +143,20 @@ def check(reply: Any, route: str) -> None:
             assert "error" not in json.loads(line[6:]) or b"internal" not in line
 
 
-@pytest.fixture(autouse=True)
-def sessions(server: Any) -> None:
-    """A conversation and a story that requests can change."""
-    for name, body in [("talk", {}), ("story", {"kind": "story", "text": "once upon"})]:
-        ask(server, "DELETE", f"{SESSIONS}/{name}", None)
-        assert ask(server, "POST", SESSIONS, json_bytes({"name": name, **body})).status == 200
+@pytest.fixture
+def ids(server: Any) -> dict[str, int]:
+    """Return the ids of a conversation and a story that requests can change."""
+    bodies = [{"name": "talk"}, {"kind": "story", "name": "story", "text": "once upon"}]
+    created = [ask(server, "POST", SESSIONS, json_bytes(body)) for body in bodies]
+    return {kind: reply.json["id"] for kind, reply in zip(("talk", "story"), created, strict=True)}
 
 
-def route_with(route: str, name: str, query: dict[str, str]) -> str:
-    path = route.replace("{name}", quote(name, safe=""))
+def route_with(route: str, name: str | int, query: dict[str, str]) -> str:
+    path = route.replace("{id}", quote(str(name), safe=""))
     return f"{path}?{urlencode(query)}" if query else path
 
 
-def test_any_body_is_answered_or_refused(server: Any, tries: Tries) -> None:
+def test_any_body_is_answered_or_refused(server: Any, ids: dict[str, int], tries: Tries) -> None:
     asked = st.tuples(
         st.sampled_from(ROUTES).flatmap(
             lambda route: st.tuples(st.just(route[:2]), st.sampled_from(route[2]))
@@ -173,22 +173,28 @@ def test_any_body_is_answered_or_refused(server: Any, tries: Tries) -> None:
         if isinstance(body, dict) and ("n" in body or "max_tokens" not in body):
             body.update({"max_tokens": 2} if "max_tokens" in good else {})
         data = edited(json_bytes(body), changes, b'{"a": [1, "\\ud800", NaN]}')
-        check(ask(server, method, route_with(route, name, {}), data), route)
+        check(ask(server, method, route_with(route, ids.get(name, name), {}), data), route)
 
     tries.every(asked, answered, examples=200)
     server.answers_well()
 
 
-def test_any_path_and_query_are_answered_or_refused(server: Any, tries: Tries) -> None:
+def test_any_path_and_query_are_answered_or_refused(
+    server: Any, ids: dict[str, int], tries: Tries
+) -> None:
     asked = st.tuples(st.sampled_from(READ), Names, Queries)
     for message in ("why is it so", "and then"):
         said = {"message": message, "max_tokens": 9}
-        assert ask(server, "POST", f"{SESSIONS}/talk/answers", json_bytes(said)).status == 200
-    assert ask(server, "POST", f"{SESSIONS}/story/passages", json_bytes(SHORT)).status == 200
+        assert (
+            ask(server, "POST", f"{SESSIONS}/{ids['talk']}/answers", json_bytes(said)).status == 200
+        )
+    assert (
+        ask(server, "POST", f"{SESSIONS}/{ids['story']}/passages", json_bytes(SHORT)).status == 200
+    )
 
     def answered(request: tuple[str, str, dict[str, str]]) -> None:
         route, name, query = request
-        check(ask(server, "GET", route_with(route, name, query), None), route)
+        check(ask(server, "GET", route_with(route, ids.get(name, name), query), None), route)
 
     tries.every(asked, answered, examples=80)
     server.answers_well()

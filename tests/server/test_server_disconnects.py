@@ -228,22 +228,23 @@ def test_ctrl_c_while_the_loop_is_made(engine: Engine, monkeypatch: pytest.Monke
     assert ended == [True]
 
 
-def test_sessions_are_let_go_before_sigterm_ends_the_program(engine: Engine, chats: Path) -> None:
-    """Else the files that lock them stay."""
+def test_the_database_is_closed_before_sigterm_ends_the_program(
+    engine: Engine, chats: Path
+) -> None:
     app = servers.create_app(loopback.only(engine, None))
-    there: list[list[str]] = []
+    journals: list[list[str]] = []
 
-    def locks() -> list[str]:
-        return [path.name for path in chats.glob(".*.lock")]
+    def journal() -> list[str]:
+        return [path.name for path in chats.glob("*-wal")]
 
     def use_and_end() -> None:
         body = b'{"name": "talk"}'
         asked = Request(address + "/v1/sessions", body, {"Content-Type": "application/json"})
         urlopen(asked).close()
-        there.append(locks())
+        journals.append(journal())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    before = signal.signal(signal.SIGTERM, lambda *_: there.append(locks()))
+    before = signal.signal(signal.SIGTERM, lambda *_: journals.append(journal()))
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -253,4 +254,4 @@ def test_sessions_are_let_go_before_sigterm_ends_the_program(engine: Engine, cha
             client.join()
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert there == [[".talk.lock"], []]
+    assert journals == [["chats.db-wal"], []]

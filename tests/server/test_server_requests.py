@@ -196,7 +196,7 @@ def test_odd_values_have_no_words_of_python_s(server: Any) -> None:
         "/v1/messages": ("messages", "thinking", "tools", "system", "max_tokens"),
         "/api/chat": ("options", "messages", "keep_alive", "think", "tools"),
         "/v1/sessions": ("card", "sampling", "turns"),
-        "/v1/sessions/a/answers": ("message", "regenerate"),
+        "/v1/sessions/1/answers": ("message", "regenerate"),
     }
     good = {"model": "tiny", "messages": [{"role": "user", "content": "a", "tool_calls": True}]}
     for route, names in routes.items():

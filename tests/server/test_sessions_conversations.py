@@ -323,7 +323,7 @@ def test_only_the_newest_unused_sessions_stay_open(client: Any) -> None:
     assert client.say(f"{numbers[1]}", "Hello?", max_tokens=3)["turn"]["user"] == "Hello?"
 
 
-@pytest.mark.parametrize("how", ["another text", "idle", "shutdown"])
+@pytest.mark.parametrize("how", ["another text", "idle", "closed model", "shutdown"])
 def test_the_kv_cache_is_stored_when_the_slot_is_given_up(
     chats: Path, model_path: Path, alone: Llama, how: str
 ) -> None:
@@ -340,6 +340,9 @@ def test_the_kv_cache_is_stored_when_the_slot_is_given_up(
                 client.server.post("/v1/completions", {"prompt": "Once", "max_tokens": 3})
             elif how == "idle":
                 client.server.app.state.sessions.close_idle(0)
+            elif how == "closed model":
+                engine.close()
+            assert (file.read_bytes() == before) == (how == "shutdown")
         talk = stored(Conversation, "talk", alone)
         assert talk.reread_reason == ""
         assert alone.n_tokens >= talk.turns[-1].end - 1
