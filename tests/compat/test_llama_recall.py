@@ -18,8 +18,6 @@ from tiny_llama import EXACT_ROWS, tiny_llama
 
 N_VOCAB = 384
 CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 50, "recent": 52, "slack": 30, "recall": 32}
-# Rows as they were computed, in the archive as well.
-EXACT: dict[str, Any] = {**EXACT_ROWS, "recall_type": "f32", "attention": "ops"}
 
 
 @pytest.fixture(scope="module")
@@ -95,19 +93,6 @@ def test_less_memory_leaves_a_smaller_archive(free_gib: int, n_texts: int, mib: 
     assert default_archive_mib(free_gib * 2**30, n_texts) == mib
 
 
-def test_found_rows_get_a_share_of_the_attention(path: Path, rng: np.random.Generator) -> None:
-    llm = recalling_llama(path)
-    assert (llm.kv.n_looked, llm.kv.found_share) == (0, 0)
-    llm.eval(random_tokens(rng, 60))
-    assert (llm.kv.n_looked, llm.kv.found_share) == (60, 0)
-    llm.text.read(random_tokens(rng, 200))
-    kv = llm.kv
-    assert kv.n_looked == 200
-    assert 0 < kv.found_share < 1
-    assert kv.used <= kv.capacity == 100
-    assert 0 < kv.archived < llm.n_tokens
-
-
 def test_what_is_found_is_known_since_the_prompt(path: Path, rng: np.random.Generator) -> None:
     llm = recalling_llama(path)
     llm.text.read(random_tokens(rng, 200))
@@ -145,23 +130,6 @@ def test_passages_are_of_the_text(path: Path) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def test_without_recall_there_is_no_archive(path: Path, rng: np.random.Generator) -> None:
-    reading, evaluating = (recalling_llama(path, recall=0, logits_all=True) for _ in range(2))
-    tokens = random_tokens(rng, 200)
-    for part in (tokens[:150], tokens[150:]):
-        reading.text.read(part)
-        evaluating.eval(part)
-    np.testing.assert_array_equal(reading.scores[:200], evaluating.scores[:200])
-    kv = reading.kv
-    assert (kv.found_share, kv.archived, kv.bytes_archive) == (0, 0, 0)
-    assert reading.recalled() == []
-    assert not reading.text.model.recalls
-
-
-def test_a_vocabulary_takes_any_settings(path: Path) -> None:
-    assert recalling_llama(path, vocab_only=True).tokenize(b"text")
-
-
 def test_an_archive_may_be_larger_than_any_memory(path: Path, rng: np.random.Generator) -> None:
     tokens = random_tokens(rng, 200)
     archived = []
@@ -179,6 +147,10 @@ def test_a_limit_below_a_page_is_refused(tmp_path: Path) -> None:
     cause = r"eviction cannot start: the archive's limit is less than .*: raise .*--recall-mib"
     with pytest.raises(SettingsError, match=cause):
         recalling_llama(path, recall_type="f32", recall_mib=1)
+
+
+# -------------------------------------------------------------------------------------------------
+# The same answer
 
 
 # -------------------------------------------------------------------------------------------------
@@ -210,16 +182,3 @@ def test_a_prompt_gets_the_answer_it_gets_alone(path: Path, rng: np.random.Gener
             used.eval(random_tokens(rng, int(rng.integers(1, 60))))
         before = prompt[:200]
     assert n_reused > 0
-
-
-def test_questions_about_one_text_do_not_read_it_again(
-    path: Path, rng: np.random.Generator
-) -> None:
-    llm = recalling_llama(path, slack=180, n_batch=16)
-    text = random_tokens(rng, 300)
-    for i in range(4):
-        read: list[int] = []
-        llm.text.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
-        some_answer(llm, text + random_tokens(rng, 40))
-        assert llm.kv.found_share > 0
-        assert read[-1] < 300 or i == 0
