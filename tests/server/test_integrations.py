@@ -15,7 +15,6 @@ since; `reset()` makes results repeatable.
 from __future__ import annotations
 
 import importlib
-import itertools
 import socket
 import sys
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ from typing import Any
 
 import llama_cpp
 import pytest
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from needed import needed
 from pyh2o import Llama
@@ -148,41 +146,3 @@ def test_llama_index(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---------------------------------------------------------------------------------------------
 # Instructor
-# ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def drafting(path: Path) -> Iterator[Llama]:
-    """As Instructor's documentation makes its model: with a draft model."""
-    drafts = LlamaPromptLookupDecoding(num_pred_tokens=2)
-    with tiny_llama(path, n_ctx=WINDOW, logits_all=True, draft_model=drafts, **COUNTS) as llm:
-        yield llm
-
-
-def test_instructor(drafting: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
-    instructor = library(monkeypatch, "instructor")
-    pydantic = needed("pydantic")
-
-    class Flag(pydantic.BaseModel):  # type: ignore[misc,name-defined]
-        name: str = pydantic.Field(max_length=4)
-        flag: bool
-
-    create = instructor.patch(
-        create=drafting.create_chat_completion_openai_v1, mode=instructor.Mode.JSON_SCHEMA
-    )
-    messages = [{"role": "user", "content": LONG_PROMPT}]
-    answer = create(messages=messages, response_model=Flag, max_retries=0, max_tokens=200, seed=1)
-    assert isinstance(answer, Flag)
-    assert_evicting(drafting)
-
-    drafting.reset()
-    partial = create(
-        messages=messages,
-        response_model=instructor.Partial[Flag],
-        stream=True,
-        max_tokens=200,
-        seed=1,
-    )
-    *_, last = itertools.chain([None], partial)
-    assert last is not None
-    assert last.model_dump() == answer.model_dump()

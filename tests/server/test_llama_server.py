@@ -88,12 +88,6 @@ def test_probabilities(server: Any, stream: bool) -> None:
     assert all(token["bytes"] == [*token["token"].encode()] for token in tokens)
 
 
-def test_a_schema(server: Any) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
-    reply = server.post("/completion", {"prompt": "once", "n_predict": 90, "json_schema": schema})
-    assert isinstance(json.loads(reply.json["content"])["a"], bool)
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

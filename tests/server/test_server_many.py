@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
 from pyh2o.limits import Limits
-from sampled_answers import LETTERS, NO_END_AND_NO_BYTES, words
+from sampled_answers import words
 from tiny_llama import EXACT_ROWS, tiny_llama
 
 loopback = needed("loopback", name="the server's packages")
@@ -171,37 +170,3 @@ def test_a_stream_tells_the_tokens_used(server: Any, route: str, end: dict[str, 
 def test_stream_options_are_checked(server: Any) -> None:
     body = {"prompt": "a", "stream": True, "stream_options": {"include_usage": "yes"}}
     assert server.refused(COMPLETIONS, body)["param"] == "stream_options.include_usage"
-
-
-def test_titles_and_tags_leave_a_chat_where_it_is(
-    model_path: Path, rng: np.random.Generator
-) -> None:
-    """A front end asks the same model for more after each turn, at once, with what was said."""
-    letters = {str(token): bias for token, bias in NO_END_AND_NO_BYTES.items()}
-    drawing: Any = {"model": "tiny", "max_tokens": 6, "logit_bias": letters}
-    drawing["extra_body"] = {"grammar": LETTERS}
-    system = {"role": "system", "content": words(rng, 60)}
-    cache = {**EXACT, "n_ctx": 1000, "hh": 450, "recent": 450}
-    with (
-        tiny_engine(model_path, texts=2, **cache) as engine,
-        loopback.LoopbackServer(engine, limits=Limits()) as server,
-    ):
-        client = loopback.openai_client(server.address)
-        said: list[Any] = [system]
-        n_there = 0
-        for turn in range(3):
-            said.append({"role": "user", "content": f"the {turn} question"})
-            done = client.chat.completions.create(messages=said, **drawing)
-            assert done.usage.prompt_tokens_details.cached_tokens >= n_there
-            n_there = done.usage.total_tokens - 1  # the last token that is drawn is not read
-            said.append({"role": "assistant", "content": done.choices[0].message.content})
-            tasks = [
-                [system, {"role": "user", "content": f"give {what} of {said[-2:]}"}]
-                for what in ("a title", "tags", "more questions")
-            ]
-            at_once(
-                [
-                    partial(client.chat.completions.create, messages=task, **drawing)
-                    for task in tasks
-                ]
-            )
