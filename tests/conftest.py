@@ -40,6 +40,7 @@ import checkout  # noqa: F401
 import pyh2o  # noqa: F401  # before any test imports llama_cpp, which then runs on its library
 from cli_fakes import own_state
 from random_cases import Cases, Randomness
+from tiny_chat import write_chat_gguf
 from tiny_gguf import write_tiny_gguf
 
 RANDOMNESS = pytest.StashKey[Randomness]()
@@ -95,8 +96,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, as the file of the test says by its MODEL."""
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", **request.module.MODEL)
+    """A tiny model with the settings in the test file's MODEL; "template" is a chat template."""
+    file, settings = tmp_path_factory.mktemp("model") / "tiny.gguf", dict(request.module.MODEL)
+    if template := settings.pop("template", None):
+        return write_chat_gguf(file, template, **settings)
+    return write_tiny_gguf(file, **settings)
 
 
 @pytest.fixture

@@ -167,11 +167,6 @@ def test_a_wait_for_workers_can_be_ended(tiny: Path, tmp_path: Path, two: int) -
         RayRunner(job(tiny), SHARE, batch.requests, check)
 
 
-# -------------------------------------------------------------------------------------------------
-# The command
-# -------------------------------------------------------------------------------------------------
-
-
 def command(tiny: Path, *more: str) -> list[str]:
     cache = ["--ctx", "1024", "--hh", "32", "--recent", "32", "--slack", "8", "--threads", "1"]
     return ["batch", "in.jsonl", "-o", "out.jsonl", "-m", str(tiny), *cache, *more]

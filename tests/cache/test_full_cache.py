@@ -16,9 +16,7 @@ TRAINED = 300
 """No whole number of the blocks of cells that llama.cpp allocates."""
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=17)
+MODEL: dict[str, Any] = {"seed": 17}
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,6 @@ from tiny_gguf import write_tiny_gguf
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-# -------------------------------------------------------------------------------------------------
-# models and the program itself
-# -------------------------------------------------------------------------------------------------
-
-
 def test_models_list(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     about = "SmolLM2-135M-Instruct Q4_1 by Hugging Face, Apache 2.0"
@@ -80,11 +75,6 @@ def test_a_model_that_is_not_fetched_is_named(arguments: list[str], missing: str
 
 def test_version() -> None:
     assert run("--version") == Output(0, f"pyh2o {pyh2o.__version__}\n", "")
-
-
-# -------------------------------------------------------------------------------------------------
-# Models and settings that cannot be used
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -165,10 +155,6 @@ def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert output.code == 1
     assert output.notes == "error: this user has no home folder: set HOME, or PYH2O_CONFIG\n"
 
-
-# -------------------------------------------------------------------------------------------------
-# The real program
-# -------------------------------------------------------------------------------------------------
 
 real = pytest.mark.real
 

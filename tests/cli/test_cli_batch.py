@@ -107,11 +107,6 @@ def test_a_file_of_prompts(tiny: Path) -> None:
     assert texts() == sampled
 
 
-# -------------------------------------------------------------------------------------------------
-# What is refused
-# -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -168,11 +163,6 @@ def test_what_one_text_alone_can_have_is_refused(tiny: Path, tmp_path: Path) -> 
     assert output.code == 1
     assert output.notes.startswith("error: an engine does not support prefill='exact'")
     assert names(tmp_path) == ["in.jsonl"]
-
-
-# -------------------------------------------------------------------------------------------------
-# Going on
-# -------------------------------------------------------------------------------------------------
 
 
 @real

@@ -50,11 +50,6 @@ def chat(client: openai.OpenAI, **arguments: Any) -> Any:
     return client.chat.completions.create(messages=MESSAGES, **arguments)
 
 
-# -------------------------------------------------------------------------------------------------
-# The real program
-# -------------------------------------------------------------------------------------------------
-
-
 @real
 def test_serve_talks_to_openai_s_client(server: Any) -> None:
     address = server.address()
@@ -157,11 +152,6 @@ def test_missing_packages_are_named() -> None:
         f"error: the server needs the package fastapi: {sys.executable} -m pip install "
         "'pyh2o-llm[server]'\n"
     )
-
-
-# -------------------------------------------------------------------------------------------------
-# What it says, and what it refuses
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

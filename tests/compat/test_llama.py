@@ -30,14 +30,7 @@ from tiny_llama import tiny_llama
 N_CTX_TRAIN = 400
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(
-        tmp_path_factory.mktemp("model") / "tiny.gguf",
-        seed=4,
-        n_ctx_train=N_CTX_TRAIN,
-        chat_template=CHAT_TEMPLATE,
-    )
+MODEL: dict[str, Any] = {"seed": 4, "n_ctx_train": N_CTX_TRAIN, "chat_template": CHAT_TEMPLATE}
 
 
 @pytest.fixture

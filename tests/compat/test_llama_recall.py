@@ -20,10 +20,7 @@ N_VOCAB = 384
 CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 50, "recent": 52, "slack": 30, "recall": 32}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    return write_tiny_gguf(folder / "tiny.gguf", seed=4, n_ctx_train=400)
+MODEL: dict[str, Any] = {"seed": 4, "n_ctx_train": 400}
 
 
 def recalling_llama(path: Path, **settings: Any) -> Llama:
@@ -59,11 +56,6 @@ def test_heads_that_have_no_codes(tmp_path: Path, rng: np.random.Generator) -> N
         assert llm.kv.limits.recall == llm.kv.archived == 0
     with pytest.raises(SettingsError, match="--recall 0"):
         recalling_llama(path, attention="ops")
-
-
-# -------------------------------------------------------------------------------------------------
-# Finding
-# -------------------------------------------------------------------------------------------------
 
 
 def test_it_is_on_by_default(path: Path) -> None:
@@ -125,11 +117,6 @@ def test_passages_are_of_the_text(path: Path) -> None:
         assert before.end <= after.start
 
 
-# -------------------------------------------------------------------------------------------------
-# Without recall, or without eviction
-# -------------------------------------------------------------------------------------------------
-
-
 def test_an_archive_may_be_larger_than_any_memory(path: Path, rng: np.random.Generator) -> None:
     tokens = random_tokens(rng, 200)
     archived = []
@@ -151,11 +138,6 @@ def test_a_limit_below_a_page_is_refused(tmp_path: Path) -> None:
 
 # -------------------------------------------------------------------------------------------------
 # The same answer
-
-
-# -------------------------------------------------------------------------------------------------
-# The same answer
-# -------------------------------------------------------------------------------------------------
 
 
 def next_prompt(rng: np.random.Generator, before: list[int]) -> list[int]:

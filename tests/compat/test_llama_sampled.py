@@ -23,9 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 TRIMMING = CHATML.replace("{{ message.content }}", "{{ message.content | trim }}")
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_gguf(tmp_path_factory.mktemp("sampled") / "tiny.gguf", CHATML)
+MODEL: dict[str, Any] = {"template": CHATML}
 
 
 @pytest.fixture(params=SETTINGS)

@@ -113,10 +113,6 @@ def test_completions_have_them(llm: Llama) -> None:
     assert "<|im_end|>" in llm.detokenize(marks, special=True).decode()
 
 
-# -------------------------------------------------------------------------------------------------
-# Calls that were cut
-# -------------------------------------------------------------------------------------------------
-
 BROKEN = '{"city": "Ro'
 MISSING = object()
 

@@ -51,11 +51,6 @@ def logits_after(llm: Llama, tokens: list[int]) -> np.ndarray:
     return llm.text.logits[-1].copy()
 
 
-# -------------------------------------------------------------------------------------------------
-# Results
-# -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("attention", ["ops", "auto"])
 @pytest.mark.parametrize("evict", [True, False])
 @pytest.mark.parametrize("prompt", ["look: {} here", "{} and {} at once", "one {}{} two"])
@@ -130,11 +125,6 @@ def test_a_picture_read_in_chunks_is_the_same(models: tuple[Path, Path]) -> None
     np.testing.assert_allclose(logits[1], logits[0], rtol=1e-4, atol=1e-4)
 
 
-# -------------------------------------------------------------------------------------------------
-# Identity of pictures
-# -------------------------------------------------------------------------------------------------
-
-
 def test_a_prefix_ends_before_a_different_picture(seer: Llama) -> None:
     one, same, other = (tokens_of(seer, "see {} here", png(number)) for number in (1, 1, 2))
     assert same == one
@@ -199,11 +189,6 @@ def test_an_archive_distinguishes_pictures(models: tuple[Path, Path], tmp_path: 
     assert troubles[1] != ""
 
 
-# -------------------------------------------------------------------------------------------------
-# Cached embeddings
-# -------------------------------------------------------------------------------------------------
-
-
 def test_a_picture_is_encoded_once(seer: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     mark_of(seer, png(1))
     monkeypatch.setattr(projector.Projector, "_encode", None)
@@ -233,11 +218,6 @@ def test_embeddings_have_unique_ids(seer: Llama, monkeypatch: pytest.MonkeyPatch
     tokens = [token for token in tokens_of(seer, "{}", png(1)) if is_of_picture(token)]
     assert len(set(tokens)) == N_PATCHES
     assert tokens == [token for token in tokens_of(seer, "{}", png(1)) if is_of_picture(token)]
-
-
-# -------------------------------------------------------------------------------------------------
-# Refused input
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,6 @@ def first_of_picture(tokens: list[int]) -> int:
     return next(n for n, token in enumerate(tokens) if is_of_picture(token))
 
 
-# -------------------------------------------------------------------------------------------------
-# Positions
-# -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("attention", ["ops", "auto", None])
 @pytest.mark.parametrize(
     ("prompt", "pictures"),
@@ -145,11 +140,6 @@ def test_pictures_of_two_shapes_are_distinguished(models: Models) -> None:
         places = [projector.embeddings([t for t in o if is_of_picture(t)])[1] for o in (wide, tall)]
         assert places[0].tolist() == [[i, 4, 2] for i in range(8)]
         assert places[1].tolist() == [[i, 2, 4] for i in range(8)]
-
-
-# -------------------------------------------------------------------------------------------------
-# Eviction
-# -------------------------------------------------------------------------------------------------
 
 
 def test_dropping_rows_equals_masking_them(models: Models) -> None:
@@ -310,11 +300,6 @@ def test_each_text_has_its_own_pictures(evict: bool, models: Models) -> None:
                     text.eval(tokens[n : n + 40])
         for text, logits in zip(both, expected, strict=True):
             np.testing.assert_allclose(text.logits[-1], logits, **CLOSE)
-
-
-# -------------------------------------------------------------------------------------------------
-# Beyond the trained context
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "q8_0"])

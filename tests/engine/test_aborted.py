@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from many_texts import at_once, llama_in, tiny_engine
 from pyh2o.cache import aborting
 from pyh2o.core.batcher import MIN_ABORTABLE
 from pyh2o.engine import Engine
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
 N_VOCAB = 384
@@ -28,10 +28,7 @@ def _asked_at_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aborting, "INTERVAL", 0)
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("engine")
-    return write_tiny_gguf(folder / "tiny.gguf", seed=11, n_layer=6, head_size=64)
+MODEL: dict[str, Any] = {"seed": 11, "n_layer": 6, "head_size": 64}
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import contextlib
 import platform
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,7 @@ N_VOCAB = 384
 BUDGET = {"hh": 24, "recent": 16, "slack": 12, "n_ctx": 256}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("engine") / "tiny.gguf", seed=11)
+MODEL: dict[str, Any] = {"seed": 11}
 
 
 @pytest.fixture

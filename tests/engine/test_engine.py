@@ -35,9 +35,7 @@ BUDGET = {"hh": 24, "recent": 16, "slack": 12, "n_ctx": 256}
 VARIANTS = {"llama": 2, "sliding_window": 4, "qwen35": 4, "mla": 3, "falcon-h1": 3}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("engine") / "tiny.gguf", seed=11)
+MODEL: dict[str, Any] = {"seed": 11}
 
 
 @pytest.fixture
@@ -56,11 +54,6 @@ def test_a_place_takes_no_memory_for_logits_of_whole_batches(tmp_path: Path) -> 
         with tiny_engine(model, texts=9, **budget) as engine:
             logits_of_a_batch = engine.model.n_batch * n_vocab * 4
             assert own_bytes() - before < 8 * logits_of_a_batch / 2
-
-
-# -------------------------------------------------------------------------------------------------
-# The same as alone
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -148,11 +141,6 @@ def test_not_a_bit_depends_on_the_others(
         assert engine.batches.texts > 1.5 * engine.batches.batches
     for mine, theirs, prompt in zip(logits, expected, prompts, strict=True):
         np.testing.assert_array_equal(mine, theirs, err_msg=f"{len(prompt)} tokens")
-
-
-# -------------------------------------------------------------------------------------------------
-# Coming and going
-# -------------------------------------------------------------------------------------------------
 
 
 def test_more_texts_than_slots_take_turns(engine: Engine) -> None:
@@ -342,11 +330,6 @@ def test_what_only_one_text_can_have_is_refused(
 ) -> None:
     with pytest.raises(SettingsError, match=message):
         tiny_engine(path, **settings)
-
-
-# -------------------------------------------------------------------------------------------------
-# What is told
-# -------------------------------------------------------------------------------------------------
 
 
 def test_places_are_reported_while_their_texts_go_on(

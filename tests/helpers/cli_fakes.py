@@ -132,10 +132,6 @@ def press_ctrl_c() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-# -------------------------------------------------------------------------------------------------
-# The real program
-# -------------------------------------------------------------------------------------------------
-
 PATIENCE = 900 if "-fsanitize" in os.environ.get("CXXFLAGS", "") else 120
 """Seconds after which a test gives up: far more than is needed even on a busy machine."""
 

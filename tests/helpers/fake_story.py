@@ -128,11 +128,6 @@ def resume(*arguments: str) -> Output:
     return run("generate", "--resume", "-o", "story.txt", *arguments)
 
 
-# -------------------------------------------------------------------------------------------------
-# Output and files of a run
-# -------------------------------------------------------------------------------------------------
-
-
 def _tokens(count: int) -> str:
     return "1 token" if count == 1 else f"{count} tokens"
 

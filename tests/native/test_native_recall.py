@@ -276,10 +276,6 @@ def test_all_heads_attend_to_the_most_retrieved_rows(
         np.testing.assert_array_equal(logits[0], logits[2])
 
 
-# -------------------------------------------------------------------------------------------------
-# Retrieving all rows
-# -------------------------------------------------------------------------------------------------
-
 ARCHITECTURES = (
     "llama",
     "frequency_factors",
@@ -399,11 +395,6 @@ def test_rounded_rows_are_retrieved(
             errors.append(np.abs(llm.scores[60:170] - expected).mean() / np.abs(expected).mean())
     assert errors[0] < max(ROUNDING[kv_type], ROUNDING[archive_type])
     assert errors[1] > errors[0]  # the retrieved rows matter
-
-
-# -------------------------------------------------------------------------------------------------
-# Unchanged behaviour
-# -------------------------------------------------------------------------------------------------
 
 
 def test_before_any_eviction_an_archive_changes_nothing(

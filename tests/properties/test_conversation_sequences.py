@@ -22,7 +22,7 @@ from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError, SettingsError
 from pyh2o.writing.chat_template import ChatTemplate
 from pyh2o.writing.sampling import Sampling
-from tiny_chat import CHATML, write_chat_gguf
+from tiny_chat import CHATML
 from tiny_llama import tiny_llama
 from tries import Tries, refused
 
@@ -56,14 +56,7 @@ class Scene:
     is_whole: bool
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_gguf(
-        tmp_path_factory.mktemp("model") / "tiny.gguf",
-        CHATML,
-        n_layer=2,
-        dtype=GGMLQuantizationType.Q4_1,
-    )
+MODEL: dict[str, Any] = {"template": CHATML, "n_layer": 2, "dtype": GGMLQuantizationType.Q4_1}
 
 
 @pytest.fixture(params=SETTINGS)

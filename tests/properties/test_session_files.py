@@ -19,16 +19,14 @@ from pyh2o.errors import PyH2OError
 from pyh2o.sessions.story import Story
 from pyh2o.writing.sampling import RANDOM_SEEDS, Sampling
 from rewritten_sessions import HEADER, KV, TOKENS, members_of, session_of
-from tiny_chat import CHATML, write_chat_gguf
+from tiny_chat import CHATML
 from tiny_llama import tiny_llama
 from tries import Tries, or_refusal, refused
 
 AFTER = 5  # the next token
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", CHATML, n_layer=2)
+MODEL: dict[str, Any] = {"template": CHATML, "n_layer": 2}
 
 
 @pytest.fixture(scope="module")

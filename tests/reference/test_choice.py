@@ -35,9 +35,6 @@ def test_select_keeps_pinned_recent_and_best_rows(cases: Cases) -> None:
             assert margin(scores, positions, kept, pinned=pinned, recent=recent) == expected
 
 
-# ---- fair shares and pinned spans ----
-
-
 def test_segments_get_shares_by_their_length_in_the_text() -> None:
     """[0, 10), [10, 30) and [30, 39] get 3, 6 and 3 of 12 rows; the others are pinned or recent.
 

@@ -106,9 +106,6 @@ def test_a_policy_needs_only_parameters_and_a_score() -> None:
     assert Oldest().score(head_rows([3, 4])).tolist() == [-3, -4]
 
 
-# ---- the H2O family ----
-
-
 def test_h2o_scores_by_the_sum() -> None:
     rows = head_rows([3, 5, 6], attention=np.array([2.0, 0.5, 1.0]))
     for policy in (H2O(), H2ODecay()):
@@ -119,9 +116,6 @@ def test_h2o_mean_divides_by_the_queries_that_saw_the_row() -> None:
     """At newest 9 position 0 was seen by 10 queries, 5 by 5 and 9 by itself."""
     rows = head_rows([0, 5, 9], attention=np.array([2.0, 1.5, 0.25]))
     assert H2OMean().score(rows).tolist() == [0.2, 0.3, 0.25]
-
-
-# ---- RoCo ----
 
 
 def test_roco_ranks_the_highest_deviations_first() -> None:
@@ -180,9 +174,6 @@ def test_roco_equals_easykvs_rule(rng: np.random.Generator) -> None:
     assert ours == theirs
 
 
-# ---- the attention of the last queries ----
-
-
 def test_snap_pools_over_competing_neighbours() -> None:
     """Sums 1, 2, 6, 4, 8, 16; the pinned 6 and the recent 16 are not pooled."""
     rows = head_rows(
@@ -199,9 +190,6 @@ def test_snap_pools_over_competing_neighbours() -> None:
 
 def test_without_queries_the_newer_rows_stay() -> None:
     assert Snap().score(head_rows([0, 1, 2])).tolist() == [0, 0, 0]
-
-
-# ---- keys, values and positions ----
 
 
 def test_streaming_keeps_sinks_and_a_window() -> None:

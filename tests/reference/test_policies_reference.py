@@ -66,9 +66,6 @@ def kept_positions(model: ReferenceLlama) -> list[list[int]]:
     return [model.positions(layer, head).tolist() for layer, head in heads(model)]
 
 
-# ---- kept rows ----
-
-
 def random_parameters(rng: np.random.Generator, n_rows: int) -> EvictionParameters:
     pinned, heavy = (int(count) for count in rng.integers(0, 15, 2))
     bounds = np.sort(rng.choice(np.arange(n_rows + 20), 4, replace=False)).tolist()
@@ -150,6 +147,3 @@ def test_grouped_heads_keep_the_same_rows(
     assert len(of_layers) == (1 if sets == 1 else 3)
     # Each head keeps its own sums.
     assert len({str(model.scores(layer, head)) for layer, head in heads(model)}) == 6
-
-
-# ---- fair shares and pinned spans ----

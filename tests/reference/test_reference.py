@@ -103,6 +103,3 @@ def test_eviction_changes_the_logits(tiny: Path, rng: np.random.Generator) -> No
 
     np.testing.assert_allclose(evicting[:33], full[:33], atol=ROUNDING)
     assert (np.abs(evicting - full)[40:].max(axis=1) > 100 * ROUNDING).all()
-
-
-# ---- refusals ----

@@ -52,9 +52,6 @@ def recall_reference(path: Path, **settings: Any) -> ReferenceLlama:
     )
 
 
-# ---- retrieving all rows equals the full cache ----
-
-
 @pytest.mark.parametrize(("slack", "n_head_kv"), [(1, 2), (7, 4), (80, 1)])
 def test_retrieving_all_rows_equals_the_full_cache(
     tmp_path: Path, seed: int, rng: np.random.Generator, slack: int, n_head_kv: int
@@ -85,9 +82,6 @@ def test_masking_and_dropping_agree(tiny: Path, rng: np.random.Generator) -> Non
         np.testing.assert_allclose(dropping.eval(tokens), masking.eval(tokens), atol=EXACT)
         np.testing.assert_array_equal(dropping.found.positions, masking.found.positions)
     assert dropping.n_rebases > 0
-
-
-# ---- retrieval ----
 
 
 def naive_shares(
@@ -205,6 +199,3 @@ def test_all_heads_attend_to_the_most_retrieved_passage(
                 shares = model.found.shares[layer, query_head]
                 np.add.at(interest, found // 32, (shares**2).sum(axis=0)[: found.size])
         assert bool(focus) == (size == 1)
-
-
-# ---- archive ----

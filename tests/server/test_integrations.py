@@ -26,7 +26,7 @@ import pytest
 
 from needed import needed
 from pyh2o import Llama
-from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_gguf import CHAT_TEMPLATE
 from tiny_llama import ONE_THREAD, tiny_llama
 
 WINDOW = 256
@@ -35,14 +35,7 @@ COUNTS: dict[str, Any] = {"hh": 24, "recent": 24, "slack": 16, "policy": POLICY,
 LONG_PROMPT = "Once upon a time there was a window. " * 12
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(
-        tmp_path_factory.mktemp("model") / "tiny.gguf",
-        seed=6,
-        n_ctx_train=1024,
-        chat_template=CHAT_TEMPLATE,
-    )
+MODEL: dict[str, Any] = {"seed": 6, "n_ctx_train": 1024, "chat_template": CHAT_TEMPLATE}
 
 
 @pytest.fixture(autouse=True)
@@ -80,10 +73,6 @@ def direct(path: Path) -> Iterator[Llama]:
         yield llm
 
 
-# ---------------------------------------------------------------------------------------------
-# LangChain
-# ---------------------------------------------------------------------------------------------
-
 LANGCHAIN: dict[str, Any] = {
     "n_ctx": WINDOW,
     "n_threads": 1,
@@ -109,11 +98,6 @@ def test_langchain_s_llm(
     llm.client.reset()
     assert llm.invoke(LONG_PROMPT, stop=[text[3:5]]) == text.partition(text[3:5])[0]
     assert llm.get_num_tokens(LONG_PROMPT) == expected["usage"]["prompt_tokens"]
-
-
-# ---------------------------------------------------------------------------------------------
-# LlamaIndex
-# ---------------------------------------------------------------------------------------------
 
 
 def test_llama_index(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

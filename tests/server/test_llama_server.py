@@ -128,10 +128,6 @@ def test_what_the_model_is(server: Any, engine: Engine) -> None:
     assert server.get("/health").json == {"status": "ok"}
 
 
-# ---------------------------------------------------------------------------------------------
-# Gaps to fill
-# ---------------------------------------------------------------------------------------------
-
 GAP = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 AROUND: dict[str, Any] = {
     "input_prefix": "def add(a, b):\n    ",

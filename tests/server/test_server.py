@@ -59,11 +59,6 @@ def text_of(chunks: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
-# ---------------------------------------------------------------------------------------------
-# Answers
-# ---------------------------------------------------------------------------------------------
-
-
 def test_the_model_has_a_name_and_the_server_is_well(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client._client.get(f"{client.base_url}../health").json() == {"status": "ok"}
@@ -94,11 +89,6 @@ def test_a_request_ends_with_its_limit_or_with_the_window(client: openai.OpenAI)
         answer = chat(client, max_tokens=None, max_completion_tokens=limit)
         assert answer.choices[0].finish_reason == "length"
         assert answer.usage.completion_tokens == n
-
-
-# ---------------------------------------------------------------------------------------------
-# Several answers, and how probable they were
-# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -185,11 +175,6 @@ def test_log_probabilities(client: openai.OpenAI, alone: Llama, stream: bool) ->
     )["choices"][0]["logprobs"]
     assert prompt["tokens"] == expected["tokens"]
     assert prompt["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-4)
-
-
-# ---------------------------------------------------------------------------------------------
-# Refusals
-# ---------------------------------------------------------------------------------------------
 
 
 def test_a_refusal_amid_a_stream(client: openai.OpenAI) -> None:

@@ -55,11 +55,6 @@ def nothing_is_left(engine: Engine) -> Iterator[None]:
     assert not any(place.running for place in engine.report())
 
 
-# ---------------------------------------------------------------------------------------------
-# Each as if alone
-# ---------------------------------------------------------------------------------------------
-
-
 def test_many_clients_get_what_each_gets_alone(
     server: Any, engine: Engine, alone: Llama, rng: np.random.Generator
 ) -> None:
@@ -118,11 +113,6 @@ def test_langchain_is_a_client(server: Any) -> None:
         assert answer in ({"flag": True}, {"flag": False})
 
 
-# ---------------------------------------------------------------------------------------------
-# Coming and going
-# ---------------------------------------------------------------------------------------------
-
-
 def test_clients_that_leave_make_room_for_others(server: Any, engine: Engine) -> None:
     stays, *leavers = [
         server.send(COMPLETIONS, {**ENDLESS, "stream": i % 2 == 0}) for i in range(N_PLACES)
@@ -138,11 +128,6 @@ def test_clients_that_leave_make_room_for_others(server: Any, engine: Engine) ->
     assert engine.n_running == 1
     assert stays.recv(20).startswith(b"HTTP/1.1 200 OK")
     stays.close()
-
-
-# ---------------------------------------------------------------------------------------------
-# Tokens used
-# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS])

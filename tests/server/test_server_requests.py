@@ -23,11 +23,6 @@ loopback = needed("loopback", name="the server's packages")
 NO_END = loopback.NO_END
 
 
-# ---------------------------------------------------------------------------------------------
-# One by one
-# ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("route", "field"), [(CHAT, "messages"), (COMPLETIONS, "prompt")])
 def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
     error = server.refused(route, {"max_tokens": 3})
@@ -403,11 +398,6 @@ def test_seeds_of_64_bits_repeat_their_text(server: Any) -> None:
         assert first["text"] == second["text"]
 
 
-# ---------------------------------------------------------------------------------------------
-# What the server keeps to itself
-# ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_model_s_path_is_not_told(server: Any, stream: bool) -> None:
     for route in (COMPLETIONS, CHAT):
@@ -453,11 +443,6 @@ def test_a_template_that_refuses(folder: Path) -> None:
     assert error["message"].endswith("roles must alternate")
 
 
-# ---------------------------------------------------------------------------------------------
-# Limits
-# ---------------------------------------------------------------------------------------------
-
-
 def test_a_body_that_is_too_long(server: Any) -> None:
     error = server.refused(COMPLETIONS, {"prompt": "a" * (20 * 2**20)}, 413)
     assert error["message"] == (
@@ -474,11 +459,6 @@ def test_a_prompt_that_is_too_long(server: Any, engine: Engine) -> None:
     assert "--max-prompt-tokens" in error["message"]
     long = [{"role": "user", "content": "é" * 8 * engine.model.window}]
     assert server.refused(CHAT, {"messages": long})["param"] == "messages"
-
-
-# ---------------------------------------------------------------------------------------------
-# Grammars and schemas that cannot be followed
-# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", ["request", "server", "nobody"])

@@ -106,11 +106,6 @@ def test_only_a_strict_tool_is_refused_for_an_unknown_keyword(server: Any) -> No
     assert "uniqueItems" in error["message"]
 
 
-# ---------------------------------------------------------------------------------------------
-# Clients
-# ---------------------------------------------------------------------------------------------
-
-
 class Color(enum.Enum):
     RED = 'r"d'
     BLUE = "bl\nue"

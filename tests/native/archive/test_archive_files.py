@@ -131,9 +131,6 @@ def test_memory_of_pages_that_were_read_is_released(path: Path) -> None:
     assert resident_file_bytes() < before + size / 4
 
 
-# ---- invalid files ----
-
-
 @pytest.mark.parametrize(
     ("kind", "layers", "text", "reason"),
     [
