@@ -13,7 +13,7 @@ import pytest
 
 import gpu_check
 from compiled import ROOT
-from gpu_figures import COMPARISONS, predicted, profiled, speed_checks
+from gpu_figures import COMPARISONS, speed_checks
 from gpu_plan import Check, Plan
 
 if sys.version_info >= (3, 11):
@@ -110,28 +110,6 @@ def test_a_step_that_times_out_is_reported(tmp_path: Path) -> None:
     assert "| before | 1 us |  |  |" in lines
     assert "| slow | ended after 1 s, its limit after so far | there | **failed** |" in lines
     assert "| broken | IndexError: list index out of range |  | **failed** |" in lines
-
-
-def test_predictions_are_printed_next_to_measurements() -> None:
-    """In microseconds. The cost of retrieved rows is the growth of a search with their number."""
-    figures = {"search 64 pages, 1 tokens, 205 rows, pinned": 160.0}
-    assert not list(predicted(figures))  # if the other one is missing
-    figures["search 64 pages, 1 tokens, 1 rows, pinned"] = 20.0
-    figures["search 64 pages, 512 tokens, 820 rows, pinned"] = 500.0
-    figures["search 1024 pages, 512 tokens, 820 rows, pinned"] = 500.0 + 960 * 2.5
-    found, look = predicted(figures)
-    assert (found.result, found.remark) == ("140 us", "as predicted: first kernels")
-    assert (look.result, look.remark) == ("5 us", "prediction missed")
-
-
-def test_a_kernel_in_a_profile_has_a_prediction() -> None:
-    section = "### 20 %, recall, after 8,192 tokens: 64 tokens {}: 700.12 ms, 0 compactions\n"
-    kernel = "{:10.3f} ms {:7} x {:9.1f} us  attend_found<1u>(llama_h2o_attention)\n"
-    text = section.format("at once") + kernel.format(9, 32, 281.2)
-    text += section.format("one by one") + kernel.format(70, 2048, 34.2)
-    *sections, found = profiled(text)
-    assert [check.result for check in sections] == ["700.12 ms, 0 compactions"] * 2
-    assert (found.result, found.remark) == ("34.2 us", "as predicted: rewritten")
 
 
 def test_required_speeds_are_checked() -> None:
