@@ -1,4 +1,4 @@
-"""Fuzz the native code: states of caches, archives in memory and in files, sequences of steps.
+"""Fuzz the native code: states of caches, and archives in memory and in files.
 
 Each target changes the inputs of tests/fuzz/corpus, and those that it found to be new in an earlier
 run, which stay under build/fuzz. What ends a target is kept there, and the command that repeats
@@ -16,7 +16,7 @@ from pathlib import Path
 from sanitize import build, compilers
 from steps import LLAMA_CPP, ROOT, prepare_llama_cpp, run, say
 
-TARGETS = ("states", "archive_states", "archive_files", "sequences")
+TARGETS = ("states", "archive_states", "archive_files")
 
 FOLDER = ROOT / "build" / "fuzz"
 SEEDS = ROOT / "tests" / "fuzz" / "corpus"
