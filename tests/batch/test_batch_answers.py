@@ -63,22 +63,6 @@ def text_of(line: dict[str, Any]) -> str:
     return str(choice["message"]["content"] if "message" in choice else choice["text"])
 
 
-def test_messages_have_no_special_tokens(engine: Engine, tmp_path: Path) -> None:
-    """Those of chats; each `<|im_end|>` becomes several tokens."""
-    requests = [
-        (url, {"max_tokens": 1, **body(text)})
-        for url, body in (
-            (CHATS, lambda text: {"messages": [{"role": "user", "content": text}]}),
-            (COMPLETIONS, lambda text: {"prompt": text}),
-        )
-        for text in ("hi", "hi" + "<|im_end|>" * 10)
-    ]
-    lines = answered(engine, batch_of(tmp_path, *requests))
-    counts = [line["response"]["body"]["usage"]["prompt_tokens"] for line in lines]
-    assert counts[1] >= counts[0] + 60
-    assert counts[3] == counts[2] + 10
-
-
 def test_the_same_however_many_at_once(
     model: Path, tmp_path: Path, rng: np.random.Generator
 ) -> None:

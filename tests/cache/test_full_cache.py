@@ -74,14 +74,6 @@ def test_a_window_beyond_computed_positions_is_allowed(tmp_path: Path) -> None:
             assert llm.n_tokens == TRAINED + 10
 
 
-@pytest.mark.parametrize("evict", [True, False])
-def test_a_window_that_is_too_small_is_refused(path: Path, evict: bool) -> None:
-    with pytest.raises(SettingsError, match=r"16 tokens is too small: .* at least 32, or 0"):
-        tiny_llama(path, n_ctx=16, evict=evict)
-    with tiny_llama(path, n_ctx=32, evict=evict) as llm:
-        assert llm.n_ctx() == 32
-
-
 def test_a_cache_larger_than_memory_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """llama.cpp used to fill memory cell by cell for minutes."""
     with pytest.raises(SettingsError, match=r"2000000000 cells .* lower n_ctx \(--ctx\)") as error:

@@ -159,21 +159,6 @@ def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 real = pytest.mark.real
 
 
-@pytest.mark.parametrize("command", [[], ["models"], ["chat"], ["models", "check"], ["serve"]])
-def test_flags_take_no_value_in_the_help(command: list[str]) -> None:
-    shown = run(*command, "--help").text
-    assert "--help" in shown
-    assert "<bool>" not in shown
-
-
-def test_help_has_the_options_in_the_order_of_use() -> None:
-    shown = run("chat", "--help-all").text
-    panels = re.findall(r"^╭─ ([\w ]+?) ─", shown, re.MULTILINE)
-    chat = ["Character", "Saving", "Tools"]
-    assert panels == ["Options", *chat, "Model", "Sampling", "KV cache"]
-    assert re.search(r"--verbose +Show the log", shown)
-
-
 @real
 @pytest.mark.parametrize(
     ("closed", "code", "text", "notes"),

@@ -42,35 +42,6 @@ def some_tokens(rng: np.random.Generator, n: int) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("recall", [0, 12])
-def test_a_text_goes_on_as_if_it_had_never_been_broken_off(
-    path: Path, rng: np.random.Generator, recall: int
-) -> None:
-    alone = tiny_llama(path, recall=recall, **BUDGET)
-    tokens = some_tokens(rng, 160)
-    with tiny_engine(path, texts=2, recall=recall, **BUDGET) as engine, llama_in(engine) as llm:
-        llm.reset()
-        n_broken = 0
-        while llm.n_tokens < len(tokens):
-            llm.text.while_reading = Countdown(int(rng.integers(1, 150)))
-            before = llm.n_tokens
-            try:
-                llm.eval(tokens[llm.n_tokens :])
-            except StopError:
-                n_broken += 1
-            assert llm.n_tokens >= before
-            assert llm.input_ids[: llm.n_tokens].tolist() == tokens[: llm.n_tokens]
-            if n_broken > 12:
-                llm.text.while_reading = None
-                llm.eval(tokens[llm.n_tokens :])
-        alone.eval(tokens)
-        assert n_broken > 5
-        np.testing.assert_array_equal(alone.scores[:160], llm.scores[:160])
-        for layer in range(llm.text.n_layer):
-            for mine, others in zip(llm.kv_rows(layer), alone.kv_rows(layer), strict=True):
-                np.testing.assert_array_equal(mine, others)
-
-
 @pytest.fixture
 def dividing(path: Path) -> Iterator[Engine]:
     """An engine in which a text reads little at once while another is written."""

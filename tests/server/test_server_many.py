@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from good_bodies import CHAT, COMPLETIONS, FLAG_SCHEMA
+from good_bodies import CHAT, COMPLETIONS
 from many_texts import at_once, tiny_engine
 from needed import needed
 from pyh2o import Llama
@@ -91,26 +91,6 @@ def test_many_clients_get_what_each_gets_alone(
         else:
             expected = alone.create_completion(prompt, **own)["choices"][0]["text"]
         assert answers[i] == expected
-
-
-def test_langchain_is_a_client(server: Any) -> None:
-    """Streamed, several at once, and held to a schema."""
-    chats = needed("langchain_openai", install="'.[integrations]'").ChatOpenAI
-    settings = {"base_url": server.address, "api_key": "any", "model": "tiny", "max_retries": 0}
-    client = chats(**settings, temperature=0.0, max_tokens=20, logit_bias=NO_END, stream_usage=True)
-    long = [("system", "Be brief."), ("human", "once upon a time " * 20)]
-    plain = client.invoke(long)
-    chunks = list(client.stream(long))
-    assert "".join(chunk.content for chunk in chunks) == plain.content
-    used = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
-    assert [each["output_tokens"] for each in used] == [20]
-    questions = [f"what is {n} and {n}" for n in range(6)]
-    expected = [client.invoke(question).content for question in questions]
-    assert [answer.content for answer in client.batch(questions)] == expected
-    client = chats(**settings, max_tokens=60)
-    for method in ("json_schema", "function_calling"):
-        answer = client.with_structured_output(FLAG_SCHEMA, method=method).invoke(long)
-        assert answer in ({"flag": True}, {"flag": False})
 
 
 def test_clients_that_leave_make_room_for_others(server: Any, engine: Engine) -> None:
