@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import tempfile
 from collections import Counter
@@ -62,6 +63,12 @@ def seed(randomness: Randomness) -> int:
 def rng(seed: int) -> np.random.Generator:
     """Random numbers."""
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def dice(rng: np.random.Generator) -> random.Random:
+    """Random numbers for choices of Python's own."""
+    return random.Random(int(rng.integers(2**32)))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pyh2o.cache.settings import ARCHIVE_MIB, default_archive_mib
 from pyh2o.core.arguments import load_model
 from pyh2o.errors import SettingsError
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, tiny_llama
+from tiny_llama import random_tokens, tiny_llama
 
 N_VOCAB = 384
 CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 50, "recent": 52, "slack": 30, "recall": 32}
@@ -25,11 +25,6 @@ MODEL: dict[str, Any] = {"seed": 4, "n_ctx_train": 400}
 
 def recalling_llama(path: Path, **settings: Any) -> Llama:
     return tiny_llama(path, **{**CACHE, **settings})
-
-
-def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
-    tokens: list[int] = rng.integers(3, N_VOCAB, n).tolist()
-    return tokens
 
 
 def some_answer(llm: Llama, prompt: list[int], n: int = 12) -> list[int]:
@@ -134,33 +129,3 @@ def test_a_limit_below_a_page_is_refused(tmp_path: Path) -> None:
     cause = r"eviction cannot start: the archive's limit is less than .*: raise .*--recall-mib"
     with pytest.raises(SettingsError, match=cause):
         recalling_llama(path, recall_type="f32", recall_mib=1)
-
-
-# -------------------------------------------------------------------------------------------------
-# The same answer
-
-
-def next_prompt(rng: np.random.Generator, before: list[int]) -> list[int]:
-    """One that has some of the beginning of another, and goes on otherwise."""
-    n_shared = int(rng.choice([rng.integers(0, len(before)), len(before) - 1, 0]))
-    other = [(before[n_shared] - 2) % (N_VOCAB - 3) + 3]
-    return before[:n_shared] + other + random_tokens(rng, int(rng.integers(0, 100)))
-
-
-def test_a_prompt_gets_the_answer_it_gets_alone(path: Path, rng: np.random.Generator) -> None:
-    """Whatever was asked before of the same beginning, where it goes on otherwise."""
-    exact: dict[str, Any] = {**EXACT_ROWS, "recall_type": "f32"}
-    used, alone = recalling_llama(path, **exact), recalling_llama(path, **exact)
-    n_reused, before = 0, random_tokens(rng, 170)
-    for i in range(40):
-        prompt = next_prompt(rng, before)
-        read: list[int] = []
-        used.text.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
-        mine = some_answer(used, prompt)
-        n_reused += bool(read) and read[-1] < len(prompt) - 1
-        alone.reset()
-        assert mine == some_answer(alone, prompt), f"{len(prompt)} tokens"
-        if i % 4 == 0:
-            used.eval(random_tokens(rng, int(rng.integers(1, 60))))
-        before = prompt[:200]
-    assert n_reused > 0

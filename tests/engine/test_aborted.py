@@ -15,7 +15,7 @@ from many_texts import at_once, llama_in, tiny_engine
 from pyh2o.cache import aborting
 from pyh2o.core.batcher import MIN_ABORTABLE
 from pyh2o.engine import Engine
-from tiny_llama import tiny_llama
+from tiny_llama import random_tokens, tiny_llama
 
 N_VOCAB = 384
 SLACK = 20
@@ -37,11 +37,6 @@ def engine(path: Path) -> Iterator[Engine]:
         yield engine
 
 
-def some_tokens(rng: np.random.Generator, n: int) -> list[int]:
-    tokens: list[int] = rng.integers(3, N_VOCAB, n).tolist()
-    return tokens
-
-
 @pytest.fixture
 def dividing(path: Path) -> Iterator[Engine]:
     """An engine in which a text reads little at once while another is written."""
@@ -54,7 +49,7 @@ def test_what_was_read_beside_others_stays(
 ) -> None:
     """A batch that others divide is broken off in one of its pieces."""
     engine = dividing
-    tokens, more = some_tokens(rng, WIDE["slack"]), some_tokens(rng, 40)
+    tokens, more = random_tokens(rng, WIDE["slack"]), random_tokens(rng, 40)
     parts: list[int] = []
     writes, ends = threading.Event(), threading.Event()
 
@@ -103,7 +98,7 @@ def test_what_was_read_beside_others_stays(
 def test_no_token_is_drawn_from_logits_that_are_gone(
     engine: Engine, rng: np.random.Generator
 ) -> None:
-    tokens = some_tokens(rng, 10)
+    tokens = random_tokens(rng, 10)
     drawn = []
     for breaks in (False, True):
         with llama_in(engine) as llm:
@@ -112,7 +107,7 @@ def test_no_token_is_drawn_from_logits_that_are_gone(
             if breaks:
                 llm.text.while_reading = Countdown(50)
                 with pytest.raises(StopError):
-                    llm.eval(some_tokens(rng, MIN_ABORTABLE))
+                    llm.eval(random_tokens(rng, MIN_ABORTABLE))
             llm.text.while_reading = None
             drawn.append(next(llm.generate(tokens, temp=0.0)))
     assert drawn[0] == drawn[1]
@@ -122,4 +117,4 @@ def test_nobody_is_asked_for_the_next_text(engine: Engine, rng: np.random.Genera
     with llama_in(engine) as llm:
         llm.text.while_reading = Countdown(1)
     with llama_in(engine) as llm:
-        llm.eval(some_tokens(rng, SLACK))
+        llm.eval(random_tokens(rng, SLACK))

@@ -205,15 +205,6 @@ def only_model(server: Any) -> Any:
     return model
 
 
-def test_what_a_file_says(paths: dict[str, Path]) -> None:
-    header = read_header(paths["bert"])
-    assert (header.has_embeddings, header.causal) == (True, False)
-    assert (header.trained_context, header.n_head, header.n_vocab) == (TRAINED, 4, 384)
-    assert header.file_bytes == paths["bert"].stat().st_size
-    header = read_header(paths["first"])
-    assert (header.has_embeddings, header.causal) == (False, True)
-
-
 def embedder(path: Path, **settings: Any) -> Any:
     return contextlib.closing(Embedder(path, parameters=Parameters(**ONE_THREAD), **settings))
 
