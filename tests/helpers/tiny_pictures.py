@@ -66,13 +66,7 @@ def logits_after(llm: Llama, tokens: list[int]) -> np.ndarray:
 def logits_of_mtmd(
     models: tuple[Path, Path], prompt: str, pictures: Sequence[bytes]
 ) -> tuple[np.ndarray, int]:
-    """Return llama.cpp's logits after a prompt, and how many positions it takes.
-
-    Args:
-        models: the model and its projector.
-        prompt: with {} for each picture.
-        pictures: as files.
-    """
+    """Return llama.cpp's logits after a prompt with {} for each picture, and its positions."""
     prompt = prompt.replace("{}", "<__media__>")
     with closing(tiny_parent(models[0], n_ctx=1024, **EXACT_ROWS)) as parent:
         return eval_by_mtmd(parent, models[1], prompt, pictures)

@@ -96,10 +96,6 @@ class ConversationSequence(RuleBasedStateMachine):
             tokens += (parts.next_turn if tokens else parts.first_turn)(message) + answer
         return tokens
 
-    # ---------------------------------------------------------------------------------------------
-    # Answers
-    # ---------------------------------------------------------------------------------------------
-
     def last_attempt(self) -> dict[int, Any]:
         """Return the attempt number and the tokens of the last answer."""
         turn = self.talk.turns[-1]
@@ -175,10 +171,6 @@ class ConversationSequence(RuleBasedStateMachine):
         # a stop text can start in the text shown so far
         n_same = len(tokens) - 1
         assert self.turns[-1][1][:n_same] == tokens[:n_same]
-
-    # ---------------------------------------------------------------------------------------------
-    # Changes
-    # ---------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.turns)
     @rule()
@@ -266,10 +258,6 @@ class ConversationSequence(RuleBasedStateMachine):
             np.testing.assert_array_equal(next_logits(mine), next_logits(other))
             for layer in range(mine.n_layer if mine.evicting else 0):
                 np.testing.assert_equal(mine.kv_rows(layer), other.kv_rows(layer))
-
-    # ---------------------------------------------------------------------------------------------
-    # Invariants
-    # ---------------------------------------------------------------------------------------------
 
     @invariant()
     def the_text_equals_the_messages(self) -> None:

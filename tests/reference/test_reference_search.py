@@ -87,13 +87,9 @@ def test_masking_and_dropping_agree(tiny: Path, rng: np.random.Generator) -> Non
 def naive_shares(
     shown: ReferenceLlama, layer: int, n_together: int
 ) -> tuple[list[list[int]], FloatArray]:
-    """Return retrieved positions [n_head_kv][n_found] and shares of the last tokens, key by key.
+    """Return positions [n_head_kv][n_found] and shares of the last tokens, which search together.
 
-    Args:
-        shown: a model that kept all keys, so they need not come from an archive; its policy records
-            the last queries.
-        layer: layer that searches.
-        n_together: number of last tokens, which search together.
+    The model kept all keys, so they need not come from an archive, and records the last queries.
     """
     cache, rope = shown._caches[layer], Rope(shown.weights)
     assert cache.archive is not None

@@ -1,15 +1,9 @@
 """Libraries that use `llama_cpp.Llama`, with `pyh2o.Llama` in its place.
 
-They make the model themselves, so a program puts ours where they look for llama_cpp's:
-
-    from pyh2o import Llama  # first, so that llama_cpp runs on our library
-    import llama_cpp
-
-    llama_cpp.Llama = Llama  # before the library that uses it is imported
-
-The texts are longer than the cache; with llama_cpp's class all of this fails. A prompt that is in
-the cache already is not read again, which spares time but is not exact where rows have been evicted
-since; `reset()` makes results repeatable.
+They make the model themselves, so a program sets `llama_cpp.Llama = pyh2o.Llama` before it imports
+them. The texts are longer than the cache; with llama_cpp's class all of this fails. A prompt that
+is in the cache already is not read again, which is not exact where rows have been evicted since;
+`reset()` makes results repeatable.
 """
 
 from __future__ import annotations
@@ -126,7 +120,3 @@ def test_llama_index(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoken = llm.chat([message]).message.content
     llm._model.reset()
     assert [*llm.stream_chat([message])][-1].message.content == spoken
-
-
-# ---------------------------------------------------------------------------------------------
-# Instructor
