@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli_fakes import Output, run
+from needed import needed
 from pyh2o.cache.settings import UNLIMITED_MIB
 from pyh2o.cli.options import RunOptions
 from pyh2o.errors import ModelError
@@ -16,7 +17,8 @@ from pyh2o.sessions.saved import chats_folder
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 if TYPE_CHECKING:
-    pass
+    from pyh2o.cache.settings import EvictionSettings
+    from pyh2o.cli.serving import Serving
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -97,6 +99,24 @@ def test_what_a_chat_recalls_into(
     assert run("chat", "-m", str(tiny), *arguments, stdin="Hello\n").code == 1
     eviction = loaded[0].eviction
     assert (eviction.recall, eviction.recall_mib) == (recall, mib)
+
+
+@pytest.mark.parametrize("command", [["serve", "--port=0"], ["chat", "--web"]], ids=str)
+def test_what_a_server_recalls_into(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """As a chat that is not saved, so that a chat of the terminal goes on there."""
+    needed("pyh2o.server", name="the server's packages")
+    served: list[EvictionSettings] = []
+
+    def sources(serving: Serving, _given: object) -> None:
+        served.append(serving.options.eviction)
+        raise ModelError("not now")
+
+    monkeypatch.setattr("pyh2o.cli.serving.model_sources", sources)
+    for arguments in ((), ("--recall=0.2", "--recall-mib=7")):
+        assert run(*command, "-m", str(tiny), *arguments).notes == "error: not now\n"
+    assert [(each.recall, each.recall_mib) for each in served] == [(None, None), (0.2, 7)]
 
 
 def test_nothing_was_recalled(tiny: Path) -> None:
@@ -192,3 +212,25 @@ def test_a_chat_whose_archive_is_gone_says_so_and_builds_it_anew(tiny: Path) -> 
     output = run("chat", *settings, "--session=x", stdin="Who?\n/recalled\n")
     assert "lacks" not in output.notes
     assert passages(output.notes) != []
+
+
+def test_a_story_whose_archive_is_gone_says_so_and_builds_it_anew(
+    tiny: Path, tmp_path: Path
+) -> None:
+    story = tmp_path / "story.txt"
+    arguments = ["-o", str(story), "--checkpoint=50", "--ignore-eos"]
+    run("generate", "-p", MESSAGE, *small(tiny, "--recall=32"), "-n200", *arguments)
+    (archive,) = Path().glob("*.archive")
+    size = archive.stat().st_size
+    archive.unlink()
+    text = story.read_text().removesuffix("\n")
+    output = run("generate", "--resume", "-n220", *arguments)
+    assert output.code == 0, output.notes
+    assert LOST.search(output.notes)
+    output = run("generate", "--resume", "--reread", "-n240", *arguments)
+    assert output.code == 0, output.notes
+    assert "lacks" not in output.notes
+    assert re.search(r"^read [\d,]+ tokens at ", output.notes.splitlines()[-1])
+    assert story.read_text().startswith(text)
+    assert archive.stat().st_size >= size
+    assert "lacks" not in run("generate", "--resume", "-n260", *arguments).notes
