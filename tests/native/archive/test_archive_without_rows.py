@@ -51,6 +51,16 @@ def assert_takes(archive: Archive, tokens: Tokens) -> None:
     assert archive.numbers["n_bytes"] == size
 
 
+def test_pages_without_rows_count_towards_the_limit(rng: np.random.Generator) -> None:
+    size = Archive(layers=SMALL).page_bytes()
+    archive, tokens = Archive(layers=SMALL, max_bytes=2 * size), Tokens()
+    for _ in range(2 * A_PAGE + 3):
+        append(archive, tokens, rng, N_PAGE)
+        drop(archive, tokens, 0, archive.held.stop)
+    assert archive.held.start == 3 * N_PAGE
+    assert_takes(archive, tokens)
+
+
 def test_a_state_keeps_pages_without_rows(rng: np.random.Generator, path: Path) -> None:
     archive, tokens = Archive(layers=SMALL), Tokens()
     append(archive, tokens, rng, 4 * N_PAGE + 9)
