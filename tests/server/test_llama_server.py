@@ -160,7 +160,7 @@ def test_a_gap_is_filled(
         extra = [{"filename": "other.py", "text": "x = 1"}]
         assert server.post("/infill", {**AROUND, "input_extra": extra}).status == 200
         text = [engine.model.detokenize(each, special=True).decode() for each in read]
-        whole = server.post(COMPLETIONS, {"prompt": "a", "suffix": "b", "max_tokens": 3}).json
+        whole = server.post(COMPLETIONS, {**BODY, "prompt": "a", "suffix": "b"}).json
     assert plain["tokens_predicted"] == 6
     assert "".join(event["content"] for event in others) == plain["content"]
     assert last["stop_type"] == "limit"
