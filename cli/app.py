@@ -49,7 +49,6 @@ for commands in (app, models.app, sessions.app):
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and exit."""
     if wanted:
         with reported_errors():
             terminal.write(f"pyh2o {pyh2o.__version__}\n")
@@ -72,7 +71,6 @@ def root(
 
 
 def main() -> None:
-    """Run the program."""
     open_missing_streams()
     replace_unprintable()
     warnings.showwarning = lambda message, *_, **__: terminal.say(str(message))

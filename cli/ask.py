@@ -49,7 +49,6 @@ def ask(
     message = _message(files, question)
     answers = Answers(Bars(hidden=options.verbose))
     with closing(loading.load_llama(options, answers, store_mib=0)) as llm:
-        # imported here because it loads llama.cpp, which would delay `--help`
         from pyh2o.sessions.conversation import Conversation
 
         conversation = Conversation(llm, system=system, sampling=options.sampling)

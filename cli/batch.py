@@ -60,8 +60,7 @@ def batch(
         ),
     ],
     force: Annotated[
-        bool,
-        typer.Option("--force", help="Start over, and replace an existing file."),
+        bool, typer.Option("--force", help="Start over, and replace an existing file.")
     ] = False,
     texts: Annotated[
         int,
@@ -113,7 +112,6 @@ def batch(
     """
     given = typed_options(context)
     with reported_errors():
-        # imported here because it loads llama.cpp, which would delay `--help`
         from pyh2o.batch.answering import RequestDefaults
         from pyh2o.batch.journal import BatchHead, Journal
         from pyh2o.batch.reading import read_batch
@@ -187,13 +185,6 @@ def _local_runner(
     texts: int,
     bars: Bars,
 ) -> Iterator[LocalRunner | RayRunner]:
-    """Open an engine in this process.
-
-    Raises:
-        PyH2OError: see `loading.load_engine`.
-        KeyboardInterrupt: Ctrl-C was pressed during loading.
-    """
-    # imported here because it loads llama.cpp
     from pyh2o.batch.local import LocalRunner
 
     n_texts = max(1, min(texts, len(left)))
@@ -210,13 +201,6 @@ def _ray_runner(
     texts: int,
     workers: int | None,
 ) -> Iterator[LocalRunner | RayRunner]:
-    """Start the workers of a cluster.
-
-    Raises:
-        PyH2OError: Ray is missing, there is no cluster or no free machine, or a worker failed.
-        KeyboardInterrupt: Ctrl-C was pressed before a worker was ready.
-    """
-    # imported here because it loads llama.cpp
     from pyh2o.batch import on_ray
     from pyh2o.batch.ray_worker import Job
     from pyh2o.models.file_identity import identify
@@ -227,10 +211,7 @@ def _ray_runner(
     settings["n_gpu_layers"] = options.gpu_layers or 0
     with Interrupts() as interrupts, on_ray.cluster(verbose=options.verbose) as machines:
         share = on_ray.share_out(
-            machines,
-            workers=workers,
-            threads=options.threads,
-            on_gpu=settings["n_gpu_layers"] != 0,
+            machines, workers=workers, threads=options.threads, on_gpu=settings["n_gpu_layers"] != 0
         )
         share = replace(share, workers=min(share.workers, len(left)))
         terminal.say(
@@ -252,7 +233,6 @@ def _answer_all(
         parts of the summary of this run.
 
     Raises:
-        PyH2OError: the results cannot be written, or the runner fails.
         KeyboardInterrupt: Ctrl-C was pressed twice.
     """
     from pyh2o.batch.answering import usage

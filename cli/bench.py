@@ -62,7 +62,6 @@ def bench(
                 "one program at a time: remove it"
             )
         path = find_model(options.model)
-        # imported here because it loads llama.cpp, which would delay `--help`
         from pyh2o.bench.turns import Turns
         from pyh2o.compat.llama import Llama
         from pyh2o.core.description import describe_model
@@ -101,12 +100,7 @@ def bench(
 def compared(
     options: ModelOptions, path: Path, model: ModelDescription, n_tokens: int
 ) -> list[Cache]:
-    """Return llama.cpp's full caches for the window or a longer text, and this cache.
-
-    Raises:
-        InputError: eviction does not support the model, or there is too little memory.
-        PyH2OError: invalid settings.
-    """
+    """Return llama.cpp's full caches for the window or a longer text, and this cache."""
     from pyh2o.bench.process import Cache
 
     cells = whole_blocks(max(model.window, n_tokens))
@@ -132,16 +126,7 @@ def compared(
 
 
 def parse_histories(given: str | None, window: int, generated: int) -> list[int]:
-    """Return the lengths of text at which to measure, ascending.
-
-    Args:
-        given: list from the user; None for 0, the window up to a limit, and half of it.
-        window: tokens.
-        generated: tokens to generate at each length.
-
-    Raises:
-        InputError: not a list of lengths, or they are too close to each other.
-    """
+    """Return the lengths of text to measure at; by default up to the window, within a limit."""
     if given is None:
         longest = min(window, LONGEST_DEFAULT)
         return sorted({0, longest, longest // 2 if longest // 2 > generated else 0})

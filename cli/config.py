@@ -39,7 +39,6 @@ class ProgramWithDefaults(Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """Read the file first, except for shell completion."""
         if not extra.get("resilient_parsing"):
             with reported_errors():
                 try:
@@ -56,12 +55,7 @@ def config_path() -> Path:
 
 
 def read_sections(path: Path) -> Sections:
-    """Read the tables of the file.
-
-    Raises:
-        InputError: invalid TOML, a value outside of tables, or PYH2O_CONFIG does not exist.
-        OSError: the file cannot be read.
-    """
+    """Read the tables of the file."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -99,11 +93,7 @@ def _sections(
 
 
 def default_map(program: Any, sections: Sections) -> dict[str, Any]:
-    """Return the sections as `default_map` for the context of the program.
-
-    Raises:
-        InputError: an unknown command or option, or an invalid value.
-    """
+    """Return the sections as `default_map` for the context of the program."""
     commands = dict(_commands(program, ()))
     names = {ALL, *(".".join(path[:n]) for path in commands for n in range(1, len(path) + 1))}
     defaults: dict[str, Any] = {}

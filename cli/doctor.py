@@ -26,7 +26,7 @@ import pyh2o
 from pyh2o.library import GPU_BACKENDS, LIBRARY_FOLDER, machine
 from pyh2o.library.verdicts import CURE, passed_over_text, read_verdicts
 from pyh2o.models import list_models, models_folder
-from pyh2o.sessions.saved import chats_folder
+from pyh2o.sessions.chats import chats_folder
 from pyh2o.system.home import expanded
 from pyh2o.system.memory import available_bytes
 from pyh2o.system.threads import cpu_quota, physical_cores
@@ -50,12 +50,7 @@ _NVIDIA = Path("/sys/module/nvidia/version")
 
 @dataclass
 class Report:
-    """The report.
-
-    Attributes:
-        entries: lines by label.
-        problems: one line each, with cause and remedy.
-    """
+    """A report: lines by label, and a line for each problem with cause and remedy."""
 
     entries: dict[str, list[str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)

@@ -40,7 +40,6 @@ def reported_errors() -> Iterator[None]:
 
 
 def say_error(error: Exception) -> None:
-    """Print an error as one line."""
     terminal.say(f"error: {one_line(error)}", style="red")
 
 

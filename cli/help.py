@@ -18,7 +18,7 @@ A_DOZEN = 12
 # fmt: off
 USED = {
     "--model", "--ctx", "--gpu-layers", "--temp", "--seed", "--max-tokens", "--system",
-    "--continue", "--session", "--reread", "--no-save", "--web",
+    "--continue", "--session", "--no-save", "--web",
     "--prompt", "--prompt-file", "--until", "--output", "--resume",
     "--file", "--force", "--chat", "--ray", "--texts", "--host", "--port", "--api-key",
     "--history", "--rounds", "--json",
@@ -60,12 +60,10 @@ class Command(_Flags, TyperCommand):
         self._help_all: Any = None
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
         with reported_errors():
             return super().invoke(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return options and arguments, including the help options."""
         params = super().get_params(ctx)
         if self.rare and self._help_all is None:
             option: Any = copy.copy(self.get_help_option(ctx))
@@ -75,7 +73,6 @@ class Command(_Flags, TyperCommand):
         return [*params, self._help_all] if self.rare else params
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the text of `--help`."""
         short = copy.copy(self)
         if self.rare:
             short.params = [param for param in self.params if param not in self.rare]

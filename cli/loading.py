@@ -1,7 +1,4 @@
-"""Load models as the options say.
-
-Modules that load llama.cpp are imported in functions, as they would delay `--help`.
-"""
+"""Load models as the options say."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ class ModelRun:
     """Shows the progress of loading and reading, and lets Ctrl-C stop reading and writing.
 
     Attributes:
-        bars: the progress bars.
         interrupts: to enter around code that Ctrl-C may stop only at safe places.
     """
 
@@ -62,12 +58,7 @@ class ModelRun:
 
 
 def load_llama(options: ModelOptions, run: ModelRun, *, store_mib: int) -> Llama:
-    """Load the model, which reports its progress to `run`.
-
-    Raises:
-        PyH2OError: the model is missing, damaged or unsupported, or settings are invalid.
-        KeyboardInterrupt: Ctrl-C was pressed.
-    """
+    """Load the model, which reports its progress to `run`; Ctrl-C stops it."""
     from pyh2o.compat.llama import Llama
 
     path = find_model(options.model)
@@ -102,7 +93,6 @@ def open_engine(
     texts: int,
     store_mib: int,
 ) -> Engine:
-    """Open an engine for a model's file, with the result of `machine_settings`."""
     from pyh2o.engine import Engine
 
     settings = {**with_gpu_layers(machine, options, path, texts=texts), **cache_settings(options)}

@@ -47,12 +47,7 @@ REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<quantisation>.+
 
 
 def parse_vram(text: str | float) -> Memory:
-    """Parse the memory of a GPU in GB, which means GiB for GPUs, or return that of this machine's.
-
-    Raises:
-        typer.BadParameter: the text is not a size, or this machine has no GPU.
-    """
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    """Return a GPU with this memory in GB (meaning GiB), or this machine's GPUs for "auto"."""
     from pyh2o.core.recommended import Memory, gpu_memory
 
     if text == "auto":
@@ -164,10 +159,7 @@ class CheckOptions:
 
     ctx: Annotated[
         int,
-        typer.Option(
-            min=0,
-            help="Window in tokens; 0 is the trained context, but at most 32,768.",
-        ),
+        typer.Option(min=0, help="Window in tokens; 0 is the trained context, but at most 32,768."),
     ] = 0
     verbose: bool = False
     eviction: EvictionSettings = field(default=EvictionSettings())
@@ -201,7 +193,6 @@ def check(
     """
     target = None if json is None else new_file("--json", json)
     path = find_model(model)
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.core.description import describe_model
 
     description = describe_model(
@@ -226,8 +217,7 @@ def check(
 def recommend_command(
     vram: Vram = None,
     ctx: Annotated[
-        int,
-        typer.Option(min=0, max=131_072, help="Text and window in tokens; 0 is 32,768."),
+        int, typer.Option(min=0, max=131_072, help="Text and window in tokens; 0 is 32,768.")
     ] = 0,
     json: Annotated[
         Path | None, typer.Option(help="New JSON file with the sizes in bytes.")
@@ -246,7 +236,6 @@ def recommend_command(
     the largest model that fits; on a CPU the largest with 5 tokens per second, or else the fastest.
     """
     target = None if json is None else new_file("--json", json)
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.core.recommended import WINDOW, recommend
 
     found = recommend(vram, ctx or WINDOW)
@@ -372,7 +361,6 @@ def _architecture(model: ModelDescription) -> str:
 
 
 def _layers(layers: Sequence[Layer]) -> list[str]:
-    """Return a line for each kind of layer."""
     kinds = Counter(kind for layer in layers for kind in _kinds(layer))
     return [f"{n} {kind}" for kind, n in kinds.items()] or ["unknown kinds of memory"]
 
@@ -401,7 +389,6 @@ def _positions(model: ModelDescription) -> str:
 
 
 def _memory(model: ModelDescription) -> list[str]:
-    """Return the sizes of both caches in MiB."""
     if model.full is None:
         return []
     lines = [f"for a window of {model.window:,} tokens, rows of {model.kv_type}"]

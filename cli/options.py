@@ -12,13 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from pyh2o.cache.settings import (
-    MAX_RETRIEVED,
-    ArchiveType,
-    Attention,
-    EvictionSettings,
-    Prefill,
-)
+from pyh2o.cache.settings import MAX_RETRIEVED, ArchiveType, Attention, EvictionSettings, Prefill
 from pyh2o.policies import POLICIES, Policy
 from pyh2o.writing.sampling import LARGEST_SEED, Sampling
 
@@ -32,8 +26,6 @@ RECORDS = (EvictionSettings, Sampling)
 
 
 class KVType(str, Enum):
-    """Types of the rows of the KV cache."""
-
     f32 = "f32"
     f16 = "f16"
     q8_0 = "q8_0"
@@ -53,11 +45,7 @@ System = Annotated[
 MaxTokens = Annotated[
     int | None,
     typer.Option(
-        "--max-tokens",
-        "-n",
-        min=1,
-        help="Maximum tokens of an answer.",
-        show_default="the window",
+        "--max-tokens", "-n", min=1, help="Maximum tokens of an answer.", show_default="the window"
     ),
 ]
 ReasoningBudget = Annotated[
@@ -79,19 +67,13 @@ NoThinking = Annotated[
 Mmproj = Annotated[
     Path | None,
     typer.Option(
-        "--mmproj",
-        help="GGUF file of the projector for pictures and sound.",
-        rich_help_panel=MODEL,
+        "--mmproj", help="GGUF file of the projector for pictures and sound.", rich_help_panel=MODEL
     ),
 ]
 
 
 def parse_rows(text: str | float) -> float:
-    """Return a fraction of the window (0.1, 1.0: a float) or a number of tokens (256: an int).
-
-    Raises:
-        typer.BadParameter: text that is not a number, or 1, which may mean either.
-    """
+    """Return a fraction of the window (0.1, 1.0: a float) or a number of tokens (256: an int)."""
     if isinstance(text, (int, float)):
         return text  # Typer parses defaults as well
     if text.strip() == "1":
@@ -107,7 +89,6 @@ def parse_rows(text: str | float) -> float:
 
 
 def _option(panel: str, kind: Any, help_text: str, *names: str, **settings: Any) -> Any:
-    """Return the annotation of a parameter that is an option."""
     return Annotated[kind, typer.Option(*names, help=help_text, rich_help_panel=panel, **settings)]
 
 
@@ -274,8 +255,6 @@ OPTIONS = {**MODEL_OPTIONS, **EVICTION_OPTIONS, **SAMPLING_OPTIONS}
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Options of a model and its cache."""
-
     model: Path | None = None
     mmproj: Path | None = None  # an option of some commands only
     ctx: int = 0
@@ -291,8 +270,6 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class RunOptions(ModelOptions):
-    """Options of a model, its cache and sampling."""
-
     sampling: Sampling = field(default=Sampling())
 
 

@@ -25,10 +25,7 @@ def rpc_server(
     threads: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            envvar="PYH2O_THREADS",
-            help="CPU threads.",
-            show_default="one per physical core",
+            min=1, envvar="PYH2O_THREADS", help="CPU threads.", show_default="one per physical core"
         ),
     ] = None,
 ) -> None:
@@ -37,7 +34,6 @@ def rpc_server(
     It serves one program at a time and rejects others. The protocol has no encryption and no
     authentication: anyone who can reach the port can read and change the computation. Ctrl-C stops.
     """
-    # imported here because it loads llama.cpp, which would delay `--help`
     from pyh2o.library import rpc_server as server
 
     address, port = server.free_address(host, port)

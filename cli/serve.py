@@ -19,14 +19,7 @@ from pyh2o.limits import (
     Limits,
 )
 
-from .options import (
-    MODEL,
-    Mmproj,
-    ModelOptions,
-    NoThinking,
-    ReasoningBudget,
-    takes_run_options,
-)
+from .options import MODEL, Mmproj, ModelOptions, NoThinking, ReasoningBudget, takes_run_options
 from .shell_completion import complete_model
 
 _server_option = partial(typer.Option, rich_help_panel="Server")
@@ -55,9 +48,7 @@ def serve(
     api_key: Annotated[
         str | None,
         _server_option(
-            envvar="PYH2O_API_KEY",
-            help="API key that clients must send.",
-            show_default="no check",
+            envvar="PYH2O_API_KEY", help="API key that clients must send.", show_default="no check"
         ),
     ] = None,
     allow_origin: Annotated[
@@ -78,8 +69,7 @@ def serve(
     store_mib: Annotated[
         int,
         _server_option(
-            min=0,
-            help="Maximum MiB of cache snapshots of texts without a slot; 0 for none.",
+            min=0, help="Maximum MiB of cache snapshots of texts without a slot; 0 for none."
         ),
     ] = DEFAULT_STORE_MIB,
     keep_dropped: Annotated[
@@ -130,7 +120,6 @@ def serve(
     memory is short. Embedding models serve embeddings. --mmproj belongs to the first model.
     --recall-mib limits the archive of each text.
     """
-    # imported here because it loads llama.cpp, which would delay `--help`
     from .serving import Serving, listen, run_server
 
     limits = Limits(

@@ -27,7 +27,7 @@ from pyh2o.models.header import ModelHeader, read_header
 from pyh2o.models.names import readable_name
 from pyh2o.server import EmbeddingModel, ModelSource, ServedModel
 from pyh2o.server.models import AnyModel
-from pyh2o.sessions.headers import ModelIdentity
+from pyh2o.sessions.identity import ModelIdentity
 from pyh2o.system.memory import share_freed_memory
 
 from . import loading
@@ -40,18 +40,6 @@ from .terminal.wording import count
 
 @dataclass(frozen=True)
 class Serving:
-    """Settings of a server.
-
-    Attributes:
-        options: options of each model.
-        texts: number of slots of each generative model.
-        store_mib: maximum MiB of snapshots of each generative model.
-        limits: limits of requests.
-        api_key: required API key; None for no check.
-        keep_dropped: whether to keep messages that a client dropped.
-        allowed_origins: origins of web pages that may read responses.
-    """
-
     options: ModelOptions
     texts: int
     store_mib: int
@@ -72,14 +60,12 @@ def run_server(
     """Print the models and the address, and serve requests until Ctrl-C.
 
     Args:
-        serving: settings.
         models: files or names of models; None for the demo model.
         listener: socket to listen on, which is closed at the end.
         check: called with the first model when it is loaded.
         on_listening: called with the address of the page after it was printed.
 
     Raises:
-        PyH2OError: a model cannot be served, or an error of `check`.
         KeyboardInterrupt: Ctrl-C was pressed before the server started.
     """
     verbose = serving.options.verbose
@@ -109,11 +95,6 @@ def run_server(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        InputError: the port is in use, or the address is invalid.
-    """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
@@ -149,9 +130,6 @@ def model_sources(serving: Serving, given: Sequence[Path | None]) -> list[ModelS
     """Return the models with their loaders.
 
     If there are several, each is described first, so that errors are reported at the start.
-
-    Raises:
-        PyH2OError: a model is missing, damaged or unsupported, or settings are invalid.
     """
     paths = [find_model(each) for each in given]
     headers = [_usable_header(path) for path in paths]
@@ -215,11 +193,7 @@ def _load_embedding(
 
 
 def _needed_bytes(serving: Serving, path: Path, header: ModelHeader) -> int:
-    """Estimate the memory of a model: weights, and the caches of all slots.
-
-    Raises:
-        PyH2OError: it cannot be loaded with these settings.
-    """
+    """Estimate the memory of a model: weights, and the caches of all slots."""
     options = serving.options
     if header.has_embeddings:
         return header.file_bytes + embedding_bytes(header, options.ctx)

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from pyh2o.cache.settings import UNLIMITED_MIB, EvictionSettings, saved_names
+from pyh2o.cache.settings import EvictionSettings, saved_names
 from pyh2o.errors import SettingsError
 from pyh2o.models import models_folder
 from pyh2o.policies import POLICIES
@@ -29,17 +29,15 @@ def saved_options(
     given: Collection[str],
     header: Mapping[str, Any],
     *,
-    reread: bool,
     changes: str = "system prompt and sampling",
 ) -> RunOptions:
     """Return the options of a session, overridden by those that were typed.
 
     Args:
         options: options with defaults.
-        given: names of the typed options. If one differs from the session's, loading the session
-            fails later with the reason.
-        header: header of the session file.
-        reread: whether the text is read again, with any model and cache.
+        given: names of the typed options. If one differs from the session's, its text is read
+            again.
+        header: the settings of the text in the database.
         changes: settings that any session can change, for the error message.
 
     Raises:
@@ -49,7 +47,7 @@ def saved_options(
     if not isinstance(model, dict) or not isinstance(settings, dict):
         return options  # a damaged file: loading it reports the error
     no_evict = settings.get("evict") is False
-    ignored = set(saved_names()) if no_evict and not reread else set[str]()
+    ignored = set[str]()
     if isinstance(places, dict) and places.get("fair_turns") is False:
         ignored.add("fair_turns")
     typed = sorted(ignored.intersection(given))
@@ -70,13 +68,6 @@ def saved_options(
     if found := _find(model):
         saved["model"] = found
     return replace(options, **{name: saved[name] for name in saved if name not in given})
-
-
-def with_limit(options: RunOptions) -> RunOptions:
-    """Return the options with the default limit of an archive in memory, instead of no limit."""
-    if options.eviction.recall_mib != UNLIMITED_MIB:
-        return options
-    return replace(options, eviction=replace(options.eviction, recall_mib=None))
 
 
 def sampling_given(options: RunOptions, given: Collection[str]) -> dict[str, Any]:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder, copy_session, saved_chats
-from pyh2o.system.archives import of_session
+from pyh2o.sessions.chats import chats_folder, locked, open_chats
+from pyh2o.sessions.database import Database
+from pyh2o.sessions.listing import first_words, text_of
+from pyh2o.sessions.messages import TextInfo
 
 from .errors import InputError, reported_errors
 from .help import Group
 from .shell_completion import complete_session
 from .terminal.terminal import terminal
-from .terminal.wording import SHORT, count, shortened
+from .terminal.wording import count, shortened
 from .text_files import write_file
-
-if TYPE_CHECKING:
-    from pyh2o.sessions.listing import SavedText
 
 STDOUT = Path("-")
 FORMS = {".txt": "text", ".md": "markdown", ".json": "json"}
@@ -49,65 +48,40 @@ def sessions(context: typer.Context) -> None:
 @app.command("list")
 def list_command() -> None:
     """List saved sessions with their first words, the most recent first."""
-    texts = [read_text(chat) for chat in saved_chats()]
-    for line in lines_of(texts):
-        terminal.write(f"{line}\n")
-    if not texts:
+    with open_chats() as database:
+        texts = database.texts()
+        for line in lines_of(database, texts):
+            terminal.write(f"{line}\n")
+    if texts:
+        terminal.say(f"{len(texts)} in {database.path}")
+    else:
         terminal.say(f"no saved sessions in {chats_folder()} yet: `pyh2o chat` saves each turn")
-        return
-    total = sum(text.n_bytes for text in texts)
-    terminal.say(f"{len(texts)} in {chats_folder()}, {total / 1e6:,.1f} MB")
 
 
-def read_text(chat: SavedChat) -> SavedText:
-    """Read a session's file."""
-    # imported here, as below, because it loads llama.cpp, which would delay `--help`
-    from pyh2o.sessions.listing import read_saved_text
-
-    return read_saved_text(chat)
-
-
-def lines_of(texts: Sequence[SavedText]) -> list[str]:
+def lines_of(database: Database, texts: Sequence[TextInfo]) -> list[str]:
     """Return a line per session: time of the last change, size and first words."""
-    width = max((len(text.name) for text in texts), default=0)
+    width = max((len(text.title) for text in texts), default=0)
     lines: list[str] = []
     for text in texts:
         changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(text.changed))
-        size = f"{text.n_bytes / 1e6:,.1f} MB"
-        what = "a story" if text.kind == "story" else count(len(text.turns), "turn")
-        first = shortened(text.turns[0].user if text.turns else text.text)
-        summary = text.trouble or f"{what:>9}  {first}".rstrip()
-        lines.append(f"{text.name:<{width}}  {changed}  {size:>10}  {summary}")
+        what = "a story" if text.kind == "story" else count(text.n_messages, "turn")
+        first = shortened(first_words(database, text.id))
+        lines.append(f"{text.title:<{width}}  {changed}  {what:>9}  {first}".rstrip())
     return lines
 
 
 @app.command("search")
 def search(
     words: Annotated[
-        list[str], typer.Argument(help="Words that a turn or a paragraph must contain.")
+        list[str], typer.Argument(help="Words that a message or a title must contain.")
     ],
 ) -> None:
-    """Search turns of conversations and paragraphs of stories for all of these words."""
-    wanted = [" ".join(word.split()).casefold() for word in words]
-    n_found = 0
-    for text in map(read_text, saved_chats()):
-        for place, passage in _passages(text):
-            content = " ".join(passage.split())
-            if all(word in content.casefold() for word in wanted):
-                # case folding may change the length of a text, but hardly the offset
-                start = max(0, content.casefold().find(wanted[0]) - SHORT // 2)
-                shown = ("..." if start else "") + shortened(content[start:])
-                terminal.write(f"{text.name}  {place}  {shown}\n")
-                n_found += 1
-    terminal.say(f"{n_found} found")
-
-
-def _passages(text: SavedText) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a text to search: a label and the text of each."""
-    for number, turn in enumerate(text.turns, start=1):
-        yield f"turn {number}", f"{turn.user} {turn.answer}"
-    for number, paragraph in enumerate(filter(str.strip, text.text.splitlines()), start=1):
-        yield f"paragraph {number}", paragraph
+    """Search messages, passages and titles for all of these words."""
+    with open_chats() as database:
+        found = database.search(" ".join(words))
+    for each in found:
+        terminal.write(f"{each.text.title}  {each.snippet}\n")
+    terminal.say(f"{len(found)} found")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -123,20 +97,20 @@ def remove(
     ],
 ) -> None:
     """Delete saved sessions permanently."""
-    for chat in [_saved(name) for name in names]:
-        with closing(ChatLock(chat)):
-            chat.remove()
-        terminal.say(f"removed {chat.name}")
+    with open_chats() as database:
+        for name, text in [(name, _saved(database, name)) for name in names]:
+            with locked(database, text):
+                database.remove(text)
+            terminal.say(f"removed {name}")
 
 
 @app.command("copy")
 def copy(name: SessionName, new: Annotated[str, typer.Argument(help="Name of the copy.")]) -> None:
-    """Copy a saved conversation or story with its archive; both can be resumed."""
-    chat, other = _saved(name), SavedChat(new)
-    with closing(ChatLock(other)):
-        if other.path.exists():
+    """Copy a saved conversation or story; both can be resumed."""
+    with _unlocked(name) as (database, text):
+        if database.find(new) is not None:
             raise InputError(f"session {new} exists: give another name")
-        _copy(chat, other.path)
+        database.copy(text, database, new)
     terminal.say(f"copied {name} to {new}")
 
 
@@ -153,49 +127,37 @@ def export(
 ) -> None:
     """Export a saved conversation to a file: its messages, or the session.
 
-    `/load FILE` in a chat resumes a session. A session with recall has a second file with its
-    archive, FILE.archive: keep the two together.
+    `/load FILE` in a chat resumes a session.
     """
-    chat = _saved(name)
     form = "text" if file == STDOUT else FORMS.get(file.suffix.lower())
-    for path in (file,) if form else (file, of_session(file)):
-        if path.exists():
-            raise InputError(f"{path} exists: give another name")
-    if form is None:
-        _copy(chat, file)
-        archive = of_session(file)
-        extra = f" and {archive.name}" if archive.exists() else ""
-        terminal.say(f"exported {name} to {file}{extra}: resume it with /load")
-        return
-    # imported here because it loads llama.cpp, which would delay `--help`
-    from pyh2o.sessions.listing import text_of
-
-    saved = read_text(chat)
-    if saved.trouble:
-        raise InputError(saved.trouble)
-    text = text_of(saved, form)
+    if file.exists():
+        raise InputError(f"{file} exists: give another name")
+    with _unlocked(name) as (database, text):
+        if form is None:
+            with Database(file, single=True) as single:
+                database.copy(text, single)
+            terminal.say(f"exported {name} to {file}: resume it with /load")
+            return
+        content = text_of(database.read(text), form)
     if file == STDOUT:
-        terminal.write(text)
+        terminal.write(content)
     else:
-        write_file(file, text.encode())
+        write_file(file, content.encode())
         terminal.say(f"exported {name} to {file} as {form}")
 
 
-def _saved(name: str) -> SavedChat:
-    """Return the session of this name, or raise an InputError."""
-    chat = SavedChat(name)
-    if not chat.path.is_file():
+def _saved(database: Database, name: str) -> int:
+    """Return the text with this title, or raise an InputError."""
+    text = database.find(name)
+    if text is None:
         raise InputError(f"unknown session {name}: see `pyh2o sessions list`")
-    return chat
+    return text
 
 
-def _copy(chat: SavedChat, target: Path) -> None:
-    """Copy a session that is not open in a chat."""
-    with closing(ChatLock(chat)):
-        is_whole = copy_session(chat.path, target)
-    if not is_whole:
-        terminal.say(
-            f"warning: the archive of {chat.name} is missing: evicted rows cannot be recalled "
-            "until the text is read again (--reread)",
-            style="yellow",
-        )
+@contextmanager
+def _unlocked(name: str) -> Iterator[tuple[Database, int]]:
+    """Yield a text that is not open in a chat."""
+    with open_chats() as database:
+        text = _saved(database, name)
+        with locked(database, text):
+            yield database, text

@@ -7,9 +7,11 @@ import os
 import re
 from collections.abc import Iterator
 
+from pyh2o.errors import SessionError
 from pyh2o.models import PACKAGED
 from pyh2o.models.names import model_names
-from pyh2o.sessions.saved import saved_chats
+from pyh2o.sessions.chats import DATABASE, chats_folder
+from pyh2o.sessions.database import Database
 
 
 def complete_model(incomplete: str) -> Iterator[str]:
@@ -24,9 +26,12 @@ def complete_packaged_model(incomplete: str) -> Iterator[str]:
 
 
 def complete_session(incomplete: str) -> Iterator[str]:
-    """Yield saved conversations, the most recent first."""
-    with contextlib.suppress(OSError):
-        yield from _matching([chat.name for chat in saved_chats()], incomplete)
+    """Yield titles of saved texts, the most recent first."""
+    with (
+        contextlib.suppress(OSError, SessionError),
+        Database(chats_folder() / DATABASE, read_only=True) as database,
+    ):
+        yield from _matching([text.title for text in database.texts()], incomplete)
 
 
 def _matching(names: list[str], incomplete: str) -> Iterator[str]:

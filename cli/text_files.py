@@ -15,11 +15,7 @@ STDIN = Path("-")
 
 
 def text_of(file: Path) -> str:
-    """Return the text of a file or of standard input, without its last line break.
-
-    Raises:
-        InputError: the input cannot be read or is not UTF-8, or the file is empty.
-    """
+    """Return the text of a file or of standard input, without its last line break."""
     name = "standard input" if file == STDIN else str(file)
     try:
         data = sys.stdin.buffer.read() if file == STDIN else expanded(file).read_bytes()
@@ -32,11 +28,7 @@ def text_of(file: Path) -> str:
 
 
 def decoded(data: bytes, name: str) -> str:
-    """Decode UTF-8, remove a byte order mark, and convert line ends to LF.
-
-    Raises:
-        InputError: the data of the file `name` is not UTF-8.
-    """
+    """Decode UTF-8, remove a byte order mark, and convert line ends to LF."""
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -55,7 +47,6 @@ def new_file(option: str, name: Path) -> Path:
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Raise an InputError if the folder from `option` is not writable."""
     if not folder.is_dir():
         raise InputError(f"no such folder {folder}: create it, or give another {option}")
     if not os.access(folder, os.W_OK):

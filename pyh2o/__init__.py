@@ -13,8 +13,8 @@ collected most attention, per layer and KV head (H2O, the Heavy-Hitter Oracle).
     for text in conversation.say("What should I see first?"):
         print(text, end="", flush=True)
 
-`Conversation` feeds the model only what is new, and can be saved and gone on with. `Story` writes a
-text of any length that can be left at any token and gone on with exactly there.
+`Conversation` feeds only new messages to the model, and can be saved and resumed. `Story` writes a
+text of any length, which can be interrupted at any token and resumed exactly there.
 """
 
 from __future__ import annotations

@@ -50,11 +50,7 @@ class StateError(PyH2OError, ValueError):
 
 
 class SessionError(PyH2OError, ValueError):
-    """A session file that is missing, damaged, not writable or from another model or settings."""
-
-
-class OtherSettingsError(SessionError):
-    """A valid session from another model, settings or template: its text can be read again."""
+    """A session that is missing, damaged, not writable or of another kind."""
 
 
 class SessionOpenError(SessionError):

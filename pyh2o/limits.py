@@ -19,10 +19,7 @@ class Limits:
     """Limits and defaults of a request.
 
     Attributes:
-        body_mib: maximum size of the body, in MiB.
         prompt_tokens: maximum length of the prompt; None for DEFAULT_WINDOWS times the window.
-        wait_seconds: maximum time to wait for a slot.
-        waiting: maximum number of requests that wait at once.
         reasoning_budget: default limit of reasoning tokens; None for no limit.
         thinks: whether models reason by default, where reasoning can be turned off.
     """

@@ -1,8 +1,8 @@
 """Compile for 64-bit ARM on another processor and run tests there, emulated: `make arm`.
 
-Needs Debian (or what is made from it) with g++-aarch64-linux-gnu and qemu-user, and a network. The
-Python for ARM comes from Debian, its packages from wheels. All that is written is in build/aarch64,
-and nothing is installed. Arguments are those of pytest; without any, the tests of the kernels.
+Needs a network, and Debian or a derivative with g++-aarch64-linux-gnu and qemu-user. Python for ARM
+comes from Debian, its packages from wheels. All files are in build/aarch64; nothing is installed.
+Arguments are passed to pytest; by default the tests of the kernels run.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ TOOLCHAIN = ROOT / "native" / "aarch64-linux-gnu.cmake"
 
 COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
-# It keeps a table of all addresses that were ever mapped: without an end they would take gigabytes.
+# Address space: the emulator's table of mapped addresses would otherwise take gigabytes.
 ADDRESSES = ("-R", hex(2**36))
 TOOLS = (COMPILER, EMULATOR, "apt-get", "dpkg-deb")
 
-# With all that they need, down to the C library.
+# apt adds their dependencies, down to the C library.
 FROM_DEBIAN = ("python3", "libpython3-dev", "libstdc++6", "libgomp1")
 
-# Beside Debian's Python, and starts it: what asks for `sys.executable` gets this one, emulated too.
+# A script that starts Debian's Python, emulated; it is `sys.executable` there.
 PYTHON = SYSTEM / "usr" / "bin" / "python-emulated"
 
-# What pyh2o, llama_cpp and the tests import, in the versions that are installed here.
+# Packages that pyh2o, llama_cpp and the tests import, in the versions installed here.
 FROM_WHEELS = (
     *("cffi", "diskcache", "gguf", "jinja2", "numpy", "platformdirs", "portalocker"),
     *("prompt-toolkit", "psutil", "pytest", "rich", "typer", "typing-extensions"),
@@ -61,15 +61,12 @@ def main() -> int:
         sys.exit(f"{error.cmd[0]} failed, see above")
     say("tests, emulated")
     pytest = ("-P", "-m", "pytest", "-p", "no:cacheprovider", *(sys.argv[1:] or TESTS))
-    # the compiler is for what tests compile themselves
+    # CXX: some tests compile C++
     return emulated(*pytest, CXX=COMPILER, PYTHONPATH=str(PACKAGES)).returncode
 
 
 def fetch_system() -> None:
-    """Debian's Python for ARM, from where this machine gets its packages, without installing it.
-
-    apt has a state of its own here: in that one nothing is installed, and ARM is the machine.
-    """
+    """Download and unpack Debian's Python for ARM, with a separate apt state for ARM."""
     say("Debian's Python for ARM")
     state = FOLDER / "apt"
     for folder in ("lists/partial", "archives/partial"):
@@ -95,7 +92,7 @@ def fetch_system() -> None:
 
 
 def write_python() -> None:
-    """The kernel runs no program of another processor, but it runs a script, which does."""
+    """Write a script that runs Python in the emulator."""
     emulator = [str(shutil.which(EMULATOR)), *ADDRESSES, "-L", str(SYSTEM)]
     program = str(SYSTEM / "usr" / "bin" / "python3")
     PYTHON.write_text(
@@ -105,7 +102,7 @@ def write_python() -> None:
 
 
 def fetch_packages() -> None:
-    """Wheels for that Python, and llama_cpp from here, which is Python alone."""
+    """Fetch wheels for that Python, and copy llama_cpp, which is pure Python."""
     say("packages for it")
     version = emulated("-c", "import sys; print('%d.%d' % sys.version_info[:2])", capture=True)
     run(
@@ -123,9 +120,9 @@ def fetch_packages() -> None:
 
 
 def build() -> None:
-    """pyh2o itself. pip takes it for a package of this machine, which does no harm here."""
+    """Build pyh2o for ARM; pip labels it as a package of this machine, which does no harm."""
     say("pyh2o, compiled for ARM")
-    # Python's headers ask for those of its processor, which lie beside the headers of its C library
+    # Python's headers include headers for its processor, next to those of its C library
     headers = {"CFLAGS": f"-idirafter {SYSTEM / 'usr' / 'include'}"}
     settings = (f"build-dir={FOLDER / 'objects'}", f"cmake.define.CMAKE_TOOLCHAIN_FILE={TOOLCHAIN}")
     run(
@@ -145,7 +142,7 @@ def pip_install(*arguments: str) -> list[str]:
 def emulated(
     *arguments: str, capture: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Python for ARM with these arguments."""
+    """Run Python for ARM with these arguments."""
     return subprocess.run(
         [str(PYTHON), *arguments],
         cwd=ROOT,

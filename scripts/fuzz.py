@@ -1,8 +1,7 @@
 """Fuzz the native code: states of caches, and archives in memory and in files.
 
-Each target changes the inputs of tests/fuzz/corpus, and those that it found to be new in an earlier
-run, which stay under build/fuzz. What ends a target is kept there, and the command that repeats
-it is told.
+Each target mutates the inputs of tests/fuzz/corpus and those that earlier runs have added under
+build/fuzz. Inputs that crash a target are kept there; the command that repeats a crash is printed.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ FOLDER = ROOT / "build" / "fuzz"
 SEEDS = ROOT / "tests" / "fuzz" / "corpus"
 MODELS = FOLDER / "models"
 
-# In seconds and MiB, of one input: a target needs milliseconds and 600 MiB, most of it noted by
-# the sanitizer of what was freed.
+# In seconds and MiB, per input: a target needs milliseconds and 600 MiB, mostly the sanitizer's.
 LIMITS = ("-timeout=20", "-rss_limit_mb=2048", "-malloc_limit_mb=512")
 
 
@@ -33,13 +31,13 @@ def main() -> int:
     parser.add_argument(
         "--unsanitized",
         action="store_true",
-        help="over the library that is installed: ten times as fast, and blind for most of it",
+        help="use the installed library: ten times as fast, but finds little",
     )
-    parser.add_argument("--seeds", action="store_true", help="write tests/fuzz/corpus anew")
-    parser.add_argument("targets", nargs="*", help=f"of {', '.join(TARGETS)}; all, unless named")
+    parser.add_argument("--seeds", action="store_true", help="rewrite tests/fuzz/corpus")
+    parser.add_argument("targets", nargs="*", help=f"{', '.join(TARGETS)}; default: all")
     args = parser.parse_args()
     if unknown := set(args.targets) - set(TARGETS):
-        parser.error(f"there is no target {unknown.pop()}; there are {', '.join(TARGETS)}")
+        parser.error(f"unknown target {unknown.pop()}: give one of {', '.join(TARGETS)}")
     programs = build_targets(args.unsanitized)
     os.environ["PYH2O_FUZZ_MODELS"] = str(MODELS)
     if args.seeds:
@@ -51,7 +49,6 @@ def main() -> int:
 
 
 def build_targets(unsanitized: bool) -> Path:
-    """Returns the folder of the programs."""
     if unsanitized:
         from pyh2o.library import LIBRARY_FOLDER
 
@@ -74,7 +71,7 @@ def build_targets(unsanitized: bool) -> Path:
 
 
 def fuzz(programs: Path, target: str, seconds: int) -> bool:
-    """Returns whether nothing was found."""
+    """Run a target, and return whether it found nothing."""
     corpus, found = FOLDER / "corpus" / target, FOLDER / "found" / target
     for folder in (corpus, found):
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,8 +88,8 @@ def fuzz(programs: Path, target: str, seconds: int) -> bool:
         return True
     print("\n".join([line for line in lines if "NEW" not in line and "REDUCE" not in line][-40:]))
     for file in sorted(set(found.iterdir()) - before):
-        print(f"repeat it with:\n    PYH2O_FUZZ_MODELS={MODELS} {programs / target} {file}")
-    print(f"all that it said: {log}")
+        print(f"to repeat it:\n    PYH2O_FUZZ_MODELS={MODELS} {programs / target} {file}")
+    print(f"log: {log}")
     return False
 
 

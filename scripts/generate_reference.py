@@ -1,7 +1,7 @@
-"""Write docs/reference/: every command with its options, and every public class, from the code.
+"""Write docs/reference/ from the code: every command with its options, and every public class.
 
-The pages are committed, so that they can be read without an installation; `make lint` fails when
-they are out of date.
+The pages are committed, to be read without an installation. `make lint` fails if they are out of
+date.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail if a committed page differs")
     args = parser.parse_args()
 
-    pages = {
-        "command-line.md": command_line_page(),
-        "python.md": python_page(),
-    }
+    pages = {"command-line.md": command_line_page(), "python.md": python_page()}
     stale = [name for name, text in pages.items() if (FOLDER / name).read_text("utf-8") != text]
     if args.check and stale:
         print(f"docs/reference/{stale[0]} is out of date; run: make format", file=sys.stderr)
@@ -53,7 +50,7 @@ def main() -> int:
 
 
 def command_line_page() -> str:
-    """Every command of `pyh2o`, its arguments and its options."""
+    """Return the page of all commands, their arguments and options."""
     root = typer.main.get_command(app)
     lines = ["# Command line", "", GENERATED, "", plain(root.help or ""), ""]
     context = typer.Context(root, info_name="pyh2o")
@@ -65,7 +62,7 @@ def command_line_page() -> str:
 def commands(
     command: Any, context: typer.Context, path: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The commands that do something, in the order of the help."""
+    """Yield all commands except groups, in the order of the help."""
     if not hasattr(command, "list_commands"):
         yield path, command
         return
@@ -100,7 +97,7 @@ def parameter_row(parameter: Any) -> str:
 
 
 def default_of(parameter: Any) -> str:
-    """As the help shows it."""
+    """Return the default of a parameter as the help shows it."""
     if parameter.required:
         return "(required)"
     shown = getattr(parameter, "show_default", None)
@@ -115,7 +112,7 @@ def default_of(parameter: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """Help text as one paragraph for each of its paragraphs."""
+    """Return help text with each paragraph on one line."""
     paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(text))
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
@@ -130,7 +127,7 @@ def cell(text: str) -> str:
 
 
 def python_page() -> str:
-    """Every name of `pyh2o.__all__` with its docstring, and the methods that are ours."""
+    """Return the page of all names of `pyh2o.__all__`, with the methods of our classes."""
     lines = ["# Python", "", GENERATED, "", "    import pyh2o", ""]
     for name in sorted(pyh2o.__all__):
         thing = getattr(pyh2o, name)
@@ -162,7 +159,7 @@ def class_lines(name: str, cls: type[Any]) -> list[str]:
 
 
 def members(cls: type[Any]) -> Iterator[tuple[str, Any]]:
-    """Methods and properties with a docstring of our own, in the order of the source."""
+    """Yield methods and properties with a docstring of pyh2o, in the order of the source."""
     for owner in reversed(cls.__mro__):
         if not owner.__module__.startswith("pyh2o"):
             continue
@@ -174,10 +171,7 @@ def members(cls: type[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def call(name: str, thing: Any) -> str:
-    """The signature as an indented block; a long one with one parameter on each line.
-
-    Without `self`, and without the module before each name.
-    """
+    """Return a signature as an indented block, without `self` and modules of names."""
     shown = inspect.signature(thing)
     parts: list[str] = []
     for each in shown.parameters.values():
@@ -199,7 +193,7 @@ def short(text: str) -> str:
 
 
 class Shown:
-    """A default that is a record, by the name of its class alone."""
+    """A default that is a record, shown by the name of its class."""
 
     def __init__(self, record: Any) -> None:
         self._name = type(record).__name__
@@ -209,7 +203,7 @@ class Shown:
 
 
 def doc_lines(thing: Any) -> list[str]:
-    """A docstring as Markdown: its sections as lists."""
+    """Return a docstring as Markdown, with its sections as lists."""
     text = inspect.getdoc(thing) or ""
     lines: list[str] = []
     in_section = False

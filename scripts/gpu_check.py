@@ -1,18 +1,16 @@
-"""Check a checkout on a machine with an NVIDIA GPU, which needs no network, within 12 minutes.
+"""Check a checkout on a machine with an NVIDIA GPU and no network, within 12 minutes.
 
-    python scripts/gpu_check.py carry build/gpu-check   # with a network: collects what is needed
-    python scripts/gpu_check.py run build/gpu-check     # there: builds, tests, measures, profiles
+    python scripts/gpu_check.py carry build/gpu-check   # with a network: collects the files
+    python scripts/gpu_check.py run build/gpu-check     # with the GPU: builds, tests, measures
 
-`carry` is for the Python that runs it, or for another one (--python-version 3.12). The machine
-needs Python, a C++ compiler, CMake, ninja and CUDA's compiler; CMAKE_ARGS may say where its parts
-are. A wheel of pyh2o in FOLDER/wheels, built for that GPU elsewhere, is installed instead of
-building one. Each step has a time limit, to which the seconds that earlier steps saved are added.
-A step that fails or runs out of time does not stop the others. All files are in the folder:
-report.md has the table so far, the tables of speed and the profile. `run FOLDER --only build tests`
-runs these steps.
+`carry` is for the Python that runs it, or for --python-version 3.12. The machine with the GPU needs
+Python, a C++ compiler, CMake, ninja and CUDA's compiler; CMAKE_ARGS may have their paths. A wheel
+of pyh2o in FOLDER/wheels is installed instead of building one. Each step has a time limit, plus the
+seconds that earlier steps saved. If a step fails or times out, the others still run. Results are in
+report.md in the folder. `run FOLDER --only build tests` runs these steps.
 
-With --mock nothing is built, and an emulated GPU (tests/native/cuda_on_cpu) computes little, to
-rehearse the plan in a minute.
+With --mock nothing is built, and an emulated GPU (tests/native/cuda_on_cpu) runs tiny cases, to
+rehearse all steps in a minute.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from steps import ROOT, say
 CLIENT = HELPERS / "rows_on_a_device.py"
 DEVICE_TESTS = ("native/test_device.py", "native/test_cuda_kernels.py", "library/test_devices.py")
 
-# What pip installs from the carried wheels, besides llama-cpp-python.
+# Packages to install from the carried wheels, in addition to llama-cpp-python.
 PACKAGES = (
     *("scikit-build-core>=1.1,<2", "pip>=23.1", "setuptools", "cffi>=2,<3", "numpy>=1.24"),
     *("llguidance>=1.9,<2", "patch-ng>=1.18,<2"),
@@ -51,7 +49,7 @@ PLATFORMS = (
     "manylinux_2_17_x86_64",
 )
 
-# A tiny model, and what the table is about.
+# Writes a tiny model, and prints the GPU and the versions.
 PREPARE = """
 import sys, pytest, pyh2o, tiny_gguf
 from pyh2o.library.devices import gpu_names
@@ -75,16 +73,18 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    carry_parser = commands.add_parser("carry", help="collect what the other machine needs")
+    carry_parser = commands.add_parser(
+        "carry", help="collect the files for the machine with the GPU"
+    )
     carry_parser.add_argument("folder", type=Path)
-    carry_parser.add_argument("--python-version", help="of the other machine")
+    carry_parser.add_argument("--python-version", help="Python version of that machine")
     run_parser = commands.add_parser("run", help="build, test, measure and profile")
     run_parser.add_argument("folder", type=Path)
     run_parser.add_argument(
-        "--only", nargs="+", choices=STEPS, default=[*STEPS], help="these steps"
+        "--only", nargs="+", choices=STEPS, default=[*STEPS], help="run only these steps"
     )
-    run_parser.add_argument("-k", default="", help="of the tests these, as pytest takes it")
-    run_parser.add_argument("--model", type=Path, help="whose logits are compared, not a tiny one")
+    run_parser.add_argument("-k", default="", help="run only these tests (as pytest -k)")
+    run_parser.add_argument("--model", type=Path, help="model for comparing logits")
     run_parser.add_argument("--shape", default="llama-3-8b", help="see benchmarks/random_model.py")
     run_parser.add_argument(
         "--mock", action="store_const", const="coarse", default="gpu", dest="device", help="above"
@@ -110,14 +110,7 @@ def main() -> int:
 
 
 def take(plan: Plan, name: str, checks: Checks, due: float) -> None:
-    """Print the lines of a step as they come, and add them; what breaks it is the last one.
-
-    Args:
-        plan: to which they are added.
-        name: of the step.
-        checks: makes the lines.
-        due: when it has to end, by time.monotonic().
-    """
+    """Run a step until `due` (by time.monotonic()), print its lines and add them to the plan."""
     started, plan.ends = time.monotonic(), due
     say(f"{name}: {due - started:.0f} s at most")
     try:
@@ -136,7 +129,7 @@ def take(plan: Plan, name: str, checks: Checks, due: float) -> None:
 
 
 def carry(folder: Path, python_version: str | None) -> None:
-    """Fill the folder with wheels and with the patched llama.cpp, from any Python that has pip."""
+    """Write the wheels and the patched llama.cpp to the folder; needs only Python and pip."""
     wheels = folder / "wheels"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     other = [] if python_version is None else ["--python-version", python_version]
@@ -156,10 +149,7 @@ def carry(folder: Path, python_version: str | None) -> None:
 
 
 def check_build(plan: Plan) -> Iterator[Check]:
-    """Compile for the GPU at hand, or install the wheel that was carried.
-
-    Meanwhile the kernels are compiled and the model is written.
-    """
+    """Build for this GPU, or install a carried wheel; meanwhile prepare kernels and model."""
     if plan.is_mock:
         return
     started = time.monotonic()
@@ -182,7 +172,7 @@ def check_build(plan: Plan) -> Iterator[Check]:
 
 
 def cmake_arguments(llama_cpp: Path) -> Iterator[str]:
-    """Those of the environment are the last ones and count most."""
+    """Yield the arguments for CMake; the last ones, from the environment, override others."""
     yield from ("-DLLAMA_BUILD=OFF", "-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native")
     yield f"-DPYH2O_LLAMA_CPP={llama_cpp}"
     # a toolkit may lack cuBLAS, which NVIDIA's packages for Python have
@@ -216,7 +206,7 @@ def check_gpu(plan: Plan) -> Iterator[Check]:
 
 
 def check_tests(plan: Plan) -> Iterator[Check]:
-    """The tests of what runs on a device, with a line for each of those that run there."""
+    """Run the tests of devices, and yield a line for each test that ran on the GPU."""
     report = plan.folder / "tests.xml"
     report.unlink(missing_ok=True)
     done = plan.finished(
@@ -238,7 +228,7 @@ def check_tests(plan: Plan) -> Iterator[Check]:
 
 
 def check_text(plan: Plan) -> Iterator[Check]:
-    """Logits along a greedy text of the CPU."""
+    """Compare logits along a greedy text of the CPU."""
     model = plan.model.resolve() if plan.model else plan.folder / "tiny.gguf"
     done = plan.finished(
         plan.python, CLIENT, plan.device, model, "text", "40" if plan.is_mock else "200"
@@ -251,7 +241,7 @@ SANITIZED: dict[str, tuple[str, ...]] = {"state": ("f16", "20"), "search": ("f16
 
 
 def check_memory(plan: Plan) -> Iterator[Check]:
-    """CUDA's own checker over compactions, re-bases, saved states and searches of a tiny model."""
+    """Run CUDA's checkers on compactions, re-bases, saved states and searches of a tiny model."""
     tools = ("memcheck",) if plan.is_mock else ("memcheck", "racecheck")
     with ThreadPoolExecutor() as pool:
         running = [
@@ -276,7 +266,7 @@ def sanitized(plan: Plan, tool: str, case: str) -> Finished:
     )
 
 
-# Twelve minutes in all.
+# Twelve minutes in total.
 STEPS = {
     "build": Step(check_build, 240),
     "gpu": Step(check_gpu, 10),  # always

@@ -52,7 +52,7 @@ LOOK = Prediction("look, a page and block of 512 tokens", "us", (6, 10), (0, 3))
 # Kernels
 # -------------------------------------------------------------------------------------------------
 
-# An emulation of CUDA runs them in tiny sizes.
+# Tiny sizes for the emulated GPU.
 EMULATED = """
 from pathlib import Path
 from compiled import ROOT, compile_library, ggml_header
@@ -63,7 +63,7 @@ compile_library("cuda_kernels", sources, folders).time_kernels(True)
 
 
 def compile_kernels(plan: Plan) -> Finished:
-    """With the flags of ggml's CUDA backend."""
+    """Compile the kernels with the flags of ggml's CUDA backend."""
     ggml = plan.llama_cpp / "ggml"
     cublas = cuda_file("cublas_v2.h")
     return plan.finished(
@@ -116,12 +116,11 @@ def predicted(figures: Mapping[str, float]) -> Iterator[Check]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One run of research.speed: arguments, and by cache and history the least speeds, x full.
+    """One run of research.speed, with the minimum speeds relative to the full cache.
 
     Attributes:
-        window: tokens; a rehearsal has a part of it.
-        histories, budget, recall: as research.speed takes them.
-        writes, reads: least speeds, by the name of a cache and a history.
+        histories, budget, recall: arguments of research.speed.
+        writes, reads: minimum speeds by the name of a cache and a history.
     """
 
     window: int
@@ -140,10 +139,10 @@ COMPARISONS = (
         | {(EVICTING, 32768): 1.5},
         reads={(RECALL, 8192): 0.8, (RECALL, 32768): 1.0},
     ),
-    # what scores cost at equal cells
+    # the cost of scores with equal cells
     Comparison(32768, (32768,), "1.0", "0", writes={(ALL_ROWS, 32768): 0.9}, reads={}),
 )
-MOCK_PART = 256  # of the tokens in a rehearsal
+MOCK_PART = 256  # divisor of the number of tokens in a rehearsal
 
 
 def model_file(plan: Plan) -> Path:
@@ -151,12 +150,11 @@ def model_file(plan: Plan) -> Path:
 
 
 def write_model(plan: Plan) -> Finished:
-    """Random weights of a shape."""
     path = model_file(plan)
     if path.exists():
         return Finished(True, "", "")
     unfinished = path.with_suffix(".part")
-    # with fewer positions a budget of all rows would be less the slack
+    # with fewer positions, a budget of all rows would be reduced by the slack
     made = ("research.benchmarks.random_model", plan.shape, unfinished, "--context", "65536")
     done = plan.finished(plan.python, "-m", *made, **RESEARCH)
     if done.ok:
@@ -165,7 +163,7 @@ def write_model(plan: Plan) -> Finished:
 
 
 def check_speed(plan: Plan) -> Iterator[Check]:
-    """A model of random weights, interleaved with llama.cpp's full cache and flash attention."""
+    """Measure a model of random weights, interleaved with llama.cpp's full caches."""
     made = plan.result(write_model)
     if not made.ok:
         yield Check(f"model of {plan.shape}", made.last_line, "written", False)
@@ -176,7 +174,7 @@ def check_speed(plan: Plan) -> Iterator[Check]:
 
 
 def compared(plan: Plan, asked: Comparison) -> Iterator[Check]:
-    """The lines of one comparison, those of the histories that were reached."""
+    """Yield the lines of one comparison, for the histories that were reached."""
     report = plan.folder / "speed.json"
     report.unlink(missing_ok=True)
     part = MOCK_PART if plan.is_mock else 1
@@ -192,7 +190,7 @@ def compared(plan: Plan, asked: Comparison) -> Iterator[Check]:
     plan.pages.append(done.stdout)
     for result in json.loads(report.read_text())["histories"] if report.exists() else ():
         for check in speed_checks(result, asked, histories[result["history"]]):
-            # a tiny model says nothing of speed
+            # the speed of a tiny model is not checked
             is_judged = not plan.is_mock or check.must == "measured"
             yield check if is_judged else Check(check.name, check.result)
     if not done.ok:
@@ -200,7 +198,6 @@ def compared(plan: Plan, asked: Comparison) -> Iterator[Check]:
 
 
 def speed_checks(result: dict[str, Any], asked: Comparison, history: int) -> Iterator[Check]:
-    """The lines for one history."""
     full = next((one["read_per_second"] for one in result["figures"] if one["is_full"]), None)
     measured = {one["cache"]: one for one in result["figures"] if full}
     for cache in {cache: None for cache, after in asked.writes if after == history} | measured:
@@ -223,7 +220,7 @@ def speed_checks(result: dict[str, Any], asked: Comparison, history: int) -> Ite
             share, memory = figures["compaction_share"], figures["share_of_full"]
             text = f"{share:.1%} of time"
             yield Check(f"{name}: compactions", text, "<= 1%", share <= 0.01)
-            # the rows, a slack of 512 in whole blocks of cells, and scores
+            # rows, a slack of 512 in whole blocks of cells, and scores
             most = 1.02 * (0.2 + 768 / asked.window)
             text = f"{memory:.1%} of full"
             yield Check(f"{name}: KV memory", text, f"<= {most:.1%}", memory <= most)
@@ -235,12 +232,7 @@ def speed_checks(result: dict[str, Any], asked: Comparison, history: int) -> Ite
 
 
 def compile_trace(plan: Plan) -> Path:
-    """Needs CUPTI, which the toolkit brings.
-
-    Raises:
-        FileNotFoundError: it is not there.
-        RuntimeError: it does not compile.
-    """
+    """Compile the profiler, which needs the toolkit's CUPTI."""
     header, cupti = cuda_file("cupti.h"), cuda_file("libcupti.so*")
     if header is None or cupti is None:
         raise FileNotFoundError("no CUPTI: set CUDA_HOME to a toolkit with cupti.h and libcupti.so")
@@ -257,7 +249,7 @@ def compile_trace(plan: Plan) -> Path:
 
 
 def check_profile(plan: Plan) -> Iterator[Check]:
-    """Kernels of a chunk, of a compaction and of tokens, with recall and of the full cache."""
+    """Profile a chunk, a compaction and single tokens, with recall and with the full cache."""
     made = plan.result(write_model)
     histories, arguments = "8192,32768", ["--ctx", "8192"]
     environment = dict(RESEARCH)

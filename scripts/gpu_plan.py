@@ -1,4 +1,4 @@
-"""What the steps of scripts/gpu_check.py share: programs with a time limit, lines of a table."""
+"""Shared by the steps of scripts/gpu_check.py: programs with time limits, and table lines."""
 
 from __future__ import annotations
 
@@ -46,27 +46,22 @@ class Finished:
 
     @property
     def last_line(self) -> str:
-        """Of what the command printed, or else of its errors."""
         first, second = (self.stdout, self.stderr) if self.ok else (self.stderr, self.stdout)
         return (first.strip() or second.strip() or "nothing was printed").splitlines()[-1]
 
 
 @dataclass
 class Plan:
-    """What is measured, where, and the results.
+    """Options of a run, and its results.
 
     Attributes:
-        folder: all that is written is in it.
-        device: "gpu", or "coarse" for one that is emulated.
-        only: steps that are taken.
-        tests: which, as pytest's -k takes it; all if it is empty.
-        model: whose logits are compared, unless a tiny one's.
-        shape: of the model that is measured.
-        ends: when the present step is out of time.
-        header: names the GPU.
-        checks: lines of the table so far.
-        pages: sections after the table, and the output of programs that fail.
-        tasks: programs that run alongside the steps, by name.
+        device: "gpu", or "coarse" for the emulated one.
+        tests: filter for pytest -k.
+        model: model to compare logits of; None for a tiny one.
+        ends: end of the current step's time limit.
+        header: name of the GPU.
+        pages: sections after the table, and the output of failed programs.
+        tasks: programs in the background, by name.
     """
 
     folder: Path
@@ -88,13 +83,13 @@ class Plan:
 
     @property
     def python(self) -> Path:
-        """The folder's Python, or in a rehearsal without one the Python that runs it."""
+        """The folder's Python, or in a rehearsal possibly the current one."""
         own = self.folder / "venv" / "bin" / "python"
         return Path(sys.executable) if self.is_mock and not own.exists() else own
 
     @property
     def llama_cpp(self) -> Path:
-        """The sources, unpacked from what was carried."""
+        """The carried sources, unpacked."""
         sources, unfinished = self.folder / "llama.cpp", self.folder / "llama.cpp.part"
         if not sources.exists():
             shutil.unpack_archive(self.folder / "llama.cpp.tar.xz", unfinished)
@@ -103,11 +98,11 @@ class Plan:
 
     @property
     def seconds_left(self) -> float:
-        """Of the present step, which may always finish what takes a second."""
+        """Time left for the current step, at least a second."""
         return max(1.0, self.ends - time.monotonic())
 
     def start(self, task: Callable[[Plan], Finished]) -> futures.Future[Finished]:
-        """Start a task alongside the steps, with its own time limit, unless it is started."""
+        """Start a background task with its own time limit, once."""
         name = task.__name__
         if name not in self.tasks:
             own = replace(self, ends=time.monotonic() + BACKGROUND)
@@ -115,14 +110,13 @@ class Plan:
         return self.tasks[name]
 
     def result(self, task: Callable[[Plan], Finished]) -> Finished:
-        """Wait for a task until the step's end."""
         try:
             return self.start(task).result(self.seconds_left)
         except futures.TimeoutError:
             return Finished(False, "", f"{task.__name__} is not done in time")
 
     def finished(self, *command: str | Path, **environment: str) -> Finished:
-        """Run a program in a folder where `pyh2o` is the installed one, until the step's end."""
+        """Run a program in a folder where `pyh2o` is the installed one, within the time limit."""
         seconds = self.seconds_left
         # spinning threads would slow down a rehearsal on a loaded machine
         waiting = {"OMP_WAIT_POLICY": "passive"} if self.is_mock else {}
@@ -160,7 +154,7 @@ class Plan:
 
 
 def cuda_file(pattern: str) -> Path | None:
-    """A file of CUDA's toolkit or of NVIDIA's packages for Python, which hold parts of it."""
+    """Find a file in CUDA's toolkit or in NVIDIA's Python packages."""
     compiler = shutil.which("nvcc")
     roots = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
     roots += [Path(compiler).resolve().parents[1]] if compiler else []
@@ -174,7 +168,6 @@ def cuda_file(pattern: str) -> Path | None:
 
 
 def call(*command: str | Path, **environment: str) -> None:
-    """Run a command that has to succeed, and say how long it took."""
     words = [str(part) for part in command]
     say(" ".join(words)[:150])
     started = time.perf_counter()

@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def describe(sdist: Path, version: str) -> Pin:
-    """The pin of a source distribution. Raises BuildError if it does not say what it contains."""
+    """Return the pin of a source distribution, or raise a BuildError if it is incomplete."""
     root = sdist.name.removesuffix(".tar.gz")
     # The sdist ships the git metadata of its llama.cpp submodule.
     head = read_member(sdist, f"{root}/.git/modules/vendor/llama.cpp/HEAD").strip()
@@ -91,7 +91,7 @@ def read_member(sdist: Path, name: str) -> str:
 def moved_patches(files: dict[str, bytes], folder: Path) -> dict[Path, str | None]:
     """Apply all patches to the files in a folder; return each for the lines where it applied.
 
-    A patch of which a hunk does not apply is None; git has said which one.
+    The result is None for a patch with a hunk that does not apply, which git prints.
     """
     sync(files, folder)
     patches: dict[Path, str | None] = {}
@@ -114,7 +114,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def rewrite(old: Pin, new: Pin) -> None:
-    """Put the new pin everywhere the old one stands. Nothing is written if one place is unclear."""
+    """Replace the old pin in all files, or in none if one of them is ambiguous."""
     places = {
         PIN_FILE: [
             (old.version, new.version),

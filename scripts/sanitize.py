@@ -1,7 +1,7 @@
 """Run the tests of native code under a sanitizer: address (with undefined behaviour) or thread.
 
-The first thing that a sanitizer says makes this fail. It goes to files, as pytest shows no output
-of tests that pass. What is built lies beside the normal build.
+Any report of the sanitizer is a failure. Reports go to files, as pytest shows no output of passing
+tests. The build is separate from the normal one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from steps import ROOT, build_beside, run, say
 
 SUPPRESSIONS = ROOT / "tests" / "sanitizers"
-# A warning and no report: CUDA's threads are coroutines in tests/native/cuda_on_cpu.
+# Not a report: CUDA's threads are coroutines in tests/native/cuda_on_cpu.
 COROUTINES = (
     "ASan is ignoring requested __asan_handle_no_return",
     "False positive error reports may follow",
@@ -25,9 +25,9 @@ COROUTINES = (
 )
 
 
-# For the C++ that tests compile themselves.
+# Compiler flags for C++ that tests compile.
 FLAGS = {"address": "-fsanitize=address,undefined", "thread": "-fsanitize=thread"}
-# Environment variables, without the place of the log.
+# Environment variables, without the path of the log.
 OPTIONS = {
     # Python frees little of its own memory when it ends
     "address": {
@@ -51,7 +51,7 @@ TESTS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sanitizer", choices=FLAGS)
-    parser.add_argument("tests", nargs="*", help="in place of all that are meant for it")
+    parser.add_argument("tests", nargs="*", help="instead of the default tests")
     args = parser.parse_args()
     name = args.sanitizer
     folder = ROOT / "build" / "sanitize" / name
@@ -70,7 +70,7 @@ def main() -> int:
         "LD_PRELOAD": runtime(name),
         "CXX": compilers(name)["CXX"],
         "CXXFLAGS": FLAGS[name],
-        # NumPy's threads are nothing that the sanitizer can see into
+        # the sanitizer does not support NumPy's threads
         "OPENBLAS_NUM_THREADS": "1",
     }
     pytest = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider"]
@@ -86,17 +86,13 @@ def main() -> int:
     return status
 
 
-# -------------------------------------------------------------------------------------------------
-# The build, also for scripts/fuzz.py
-# -------------------------------------------------------------------------------------------------
-
 CLANG = {"CC": "clang", "CXX": "clang++"}
 # A Python that loads clang's thread sanitizer does not start.
 GCC = {"CC": "gcc", "CXX": "g++"}
 
 
 def compilers(sanitizer: str) -> dict[str, str]:
-    """CC and CXX, of the environment or those that fit. Exits if they are not there."""
+    """Return CC and CXX from the environment, or defaults; exit if they are missing."""
     defaults = GCC if sanitizer == "thread" else CLANG
     chosen = {name: os.environ.get(name, default) for name, default in defaults.items()}
     for command in chosen.values():
@@ -106,15 +102,7 @@ def compilers(sanitizer: str) -> dict[str, str]:
 
 
 def build(sanitizer: str, folder: Path) -> Path:
-    """Build what changed since the last time, in minutes the first time.
-
-    Args:
-        sanitizer: "address", "thread" or "fuzzer" (see native/sanitizers.cmake).
-        folder: for the build.
-
-    Returns:
-        A folder for PYTHONPATH, with the package and its libraries.
-    """
+    """Build with "address", "thread" or "fuzzer" (native/sanitizers.cmake); see `build_beside`."""
     return build_beside(folder, f"PYH2O_SANITIZE={sanitizer}", compilers(sanitizer))
 
 
@@ -122,7 +110,7 @@ RUNTIMES = {"address": "asan", "thread": "tsan"}
 
 
 def runtime(sanitizer: str) -> str:
-    """The library of a sanitizer, for LD_PRELOAD."""
+    """Return the library of a sanitizer, for LD_PRELOAD."""
     compiler, name = compilers(sanitizer)["CC"], RUNTIMES[sanitizer]
     file = f"lib{name}.so"
     if "clang" in compiler:

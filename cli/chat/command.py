@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pyh2o.cache.settings import UNLIMITED_MIB, EvictionSettings
-from pyh2o.errors import SessionError
+from pyh2o.errors import SessionError, SessionOpenError
 from pyh2o.limits import DEFAULT_STORE_MIB, Limits
-from pyh2o.sessions.saved import SavedChat, chats_folder, is_open, saved_conversations
+from pyh2o.sessions.chats import chats_folder, locked, open_chats
+from pyh2o.sessions.messages import CONVERSATION
 from pyh2o.system.home import expanded
 from pyh2o.writing.thinking import Thinking
 
@@ -31,7 +31,7 @@ from ..options import (
     System,
     takes_run_options,
 )
-from ..session_options import sampling_given, saved_options, typed_options, with_limit
+from ..session_options import sampling_given, saved_options, typed_options
 from ..shell_completion import complete_session
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
@@ -48,15 +48,13 @@ from .web import chat_on_page, refuse_what_the_page_lacks
 _role_option = partial(typer.Option, rich_help_panel="Character")
 _saving_option = partial(typer.Option, rich_help_panel="Saving")
 _tools_option = partial(typer.Option, rich_help_panel="Tools")
-# The archive of a chat that is saved is a file.
-UNLIMITED = RunOptions(eviction=EvictionSettings(recall_mib=UNLIMITED_MIB))
 
 
 @takes_run_options
 def chat(
     context: typer.Context,
     *,
-    options: RunOptions = UNLIMITED,
+    options: RunOptions,
     system: System = None,
     card: Annotated[
         Path | None,
@@ -106,14 +104,6 @@ def chat(
             rich_help_panel=CACHE,
         ),
     ] = DEFAULT_STORE_MIB,
-    reread: Annotated[
-        bool,
-        _saving_option(
-            "--reread",
-            help="Read the text of a session again, for another model or cache, or without its "
-            "archive; a copy of the old session is kept as NAME.before.",
-        ),
-    ] = False,
     no_save: Annotated[bool, _saving_option("--no-save", help="Write nothing to disk.")] = False,
     mcp: Annotated[
         Path | None,
@@ -145,7 +135,7 @@ def chat(
     if go_on and session is not None:
         raise typer.BadParameter("give either --continue or --session NAME")
     options = replace(options, mmproj=mmproj)
-    opened = None if session is None else SavedChat(session)
+    opened = session
     if go_on:
         opened = _last_chat(saving=not no_save)
     given = typed_options(context)
@@ -158,22 +148,17 @@ def chat(
     role = read_role(card, lorebook or (), user=user, system=system)
     source = open_source(keep_history=not no_save)
     saving = not no_save and (source.interactive or opened is not None)
-    with closing(Autosave(saving, opened)) as autosave:
-        saved = opened.path if opened is not None and opened.path.exists() else None
-        if saved is not None:
-            # Imported here, as below, because it loads llama.cpp, which would delay `--help`.
-            from pyh2o.sessions.headers import SavedConversation, read_header
-
-            header = asdict(read_header(saved, SavedConversation))
-            options = saved_options(options, given, header, reread=reread)
-        if not saving:
-            options = with_limit(options)
+    with closing(Autosave(saving, opened or "")) as autosave:
+        saved = autosave.text
+        if saved is not None and autosave.database is not None:
+            options = saved_options(options, given, autosave.database.info(saved).settings)
         answers = Answers(Bars(hidden=options.verbose))
         with (
             open_tools(mcp, allow_tool or (), source, answers.bars) as tools,
             closing(loading.load_llama(options, answers, store_mib=store_mib)) as llm,
             closing(autosave),  # before the model is freed
         ):
+            # Imported here because it loads llama.cpp, which would delay `--help`.
             from pyh2o.sessions.conversation import Conversation
 
             known = tools.known()
@@ -195,9 +180,9 @@ def chat(
                 max_tokens=max_tokens or llm.n_ctx(),
             )
             if saved is not None:
-                open_conversation(talk, saved, reread=reread, cure=" (--reread)")
+                open_conversation(talk, saved)
                 answers.interrupts.check()  # Ctrl-C was deferred meanwhile
-                say_last_exchange(talk, is_reread=reread)
+                say_last_exchange(talk)
                 given_sampling = sampling_given(options, given)
                 talk.conversation.sampling = replace(talk.conversation.sampling, **given_sampling)
                 role.resume(talk)
@@ -209,28 +194,33 @@ def chat(
             if saved is None:
                 role.start(talk)
             talk.run()
+            if saving and talk.conversation.place is not None:
+                autosave.save_now(talk.conversation, leaving=True)
         is_saved = autosave.settle()
     if not is_saved or (talk.refused and not source.interactive):
         raise typer.Exit(EXIT_ERROR)
 
 
-def _last_chat(*, saving: bool) -> SavedChat:
+def _last_chat(*, saving: bool) -> str:
     """Return the last changed conversation; if it is to be saved, preferably one not open."""
-    last = None
-    for chat in saved_conversations():
-        last = last or chat
-        if not saving or not is_open(chat):
-            if chat != last:
-                terminal.say(
-                    f"session {last.name} is open elsewhere, for example on the page: this is "
-                    f"{chat.name}"
-                )
-            return chat
-    if last is None:
+    with open_chats() as database:
+        chats = [text for text in database.texts() if text.kind == CONVERSATION]
+        for chat in chats:
+            with suppress(SessionOpenError):
+                if saving:
+                    with locked(database, chat.id):
+                        pass
+                if chat != chats[0]:
+                    terminal.say(
+                        f"session {chats[0].title} is open elsewhere, for example on the page: "
+                        f"this is {chat.title}"
+                    )
+                return chat.title
+    if not chats:
         raise SessionError(
             f"no conversation is saved in {chats_folder()}: start one without --continue"
         )
-    return last
+    return chats[0].title
 
 
 @contextmanager

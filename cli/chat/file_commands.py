@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyh2o.errors import SessionError
-from pyh2o.sessions.saved import SavedChat, saved_chats
+from pyh2o.sessions.chats import open_chats
+from pyh2o.sessions.database import Database
 from pyh2o.system.home import expanded
 
 from ..errors import InputError
-from ..sessions import lines_of, read_text
+from ..sessions import lines_of
 from ..shell_completion import complete_session
 from ..terminal.terminal import terminal
 from ..terminal.wording import count
@@ -24,8 +24,6 @@ from .opening import open_conversation, say_last_exchange
 if TYPE_CHECKING:
     from .loop import Chat
 
-REREAD = "--reread"
-
 FILE_COMMANDS = Commands()
 
 
@@ -34,6 +32,8 @@ def _clear(chat: Chat, _argument: str) -> None:
     """Start a new conversation; a saved one stays under its name."""
     n_turns, left = len(chat.conversation.turns), _make_sure_it_is_saved(chat)
     with chat.answers.safe_interrupts():
+        if left:
+            chat.conversation.place = None
         chat.conversation.clear()
     what = f"removed: {count(n_turns, 'turn')}"
     if left:
@@ -49,8 +49,8 @@ def _make_sure_it_is_saved(chat: Chat) -> str:
     """Wait until the conversation is saved, and return its name; "" if it is not saved."""
     if not chat.autosave.enabled or not chat.conversation.turns:
         return ""
-    if not chat.autosave.settle():
-        chat.autosave.save_now(chat.conversation)
+    chat.autosave.settle()
+    chat.autosave.save_now(chat.conversation, leaving=True)
     return chat.autosave.name
 
 
@@ -84,7 +84,7 @@ def _save(chat: Chat, argument: str) -> None:
         path = _whole_file(argument)
         if path.exists():
             raise InputError(f"{path} exists: give another name")
-        chat.conversation.save(path, portable=True)
+        chat.conversation.save(path)
         terminal.say(f"saved to {path}: /load resumes it")
     elif not chat.autosave.enabled:
         raise InputError("this chat is not saved automatically: /save FILE saves a copy")
@@ -95,65 +95,59 @@ def _save(chat: Chat, argument: str) -> None:
         terminal.say(f"saved as {chat.autosave.name}")
 
 
-@FILE_COMMANDS.add("/load", f"NAME|FILE [{REREAD}]", words=complete_session)
+@FILE_COMMANDS.add("/load", "NAME|FILE", words=complete_session)
 def _load(chat: Chat, argument: str) -> None:
     """Resume a saved conversation by name, number in /sessions, or file."""
-    name, _, last = argument.rpartition(" ")
-    reread = last == REREAD and bool(name.strip())
-    argument = name.rstrip() if reread else argument
     found = _saved(chat, argument)
     if found is None or Path(argument).is_file():
         file = _whole_file(argument)
         if not file.exists():
             raise InputError(f"no session or file {file}: /sessions lists the sessions")
-        _open(chat, file, None, reread=reread)
+        _open(chat, file)
+        chat.autosave.save(chat.conversation)
         if found is not None:
             terminal.say(f"this is the file {file}, not the session of that name")
         return
-    _open(chat, found.path, found, reread=reread)
-    terminal.say(f"this is session {found.name}")
+    if found == chat.autosave.text:
+        raise InputError(f"session {chat.autosave.name} is already open in this chat")
+    _open(chat, found)
+    terminal.say(f"this is session {argument}")
 
 
-def _open(chat: Chat, path: Path, session: SavedChat | None, *, reread: bool) -> None:
-    """Resume a session file; if that fails, the current conversation stays.
-
-    Args:
-        chat: the chat.
-        path: the session file.
-        session: its session, to be saved there again; None to continue in a copy.
-        reread: whether to read its text again.
-    """
-    if session is not None and session.name == chat.autosave.name:
-        raise InputError(f"session {session.name} is already open in this chat")
+def _open(chat: Chat, saved: int | Path) -> None:
+    """Resume a session, or a copy of a file; if that fails, the current conversation stays."""
     left = _make_sure_it_is_saved(chat)
-    with chat.autosave.moving(session, leave=bool(left)):
-        again = f": /load {path if session is None else session.name} {REREAD}"
-        open_conversation(chat, path, reread=reread, cure=again)
-    say_last_exchange(chat, is_reread=reread)
-    if session is None:
-        chat.autosave.save(chat.conversation)
+    with chat.autosave.moving(saved if isinstance(saved, int) else None, leave=bool(left)):
+        open_conversation(chat, saved)
+    say_last_exchange(chat)
 
 
 @FILE_COMMANDS.add("/sessions")
 def _sessions(chat: Chat, _argument: str) -> None:
     """List saved sessions."""
-    chat.listed = saved_chats()
-    texts = [read_text(each) for each in chat.listed]
-    for number, (text, line) in enumerate(zip(texts, lines_of(texts), strict=True), start=1):
-        this = "  (this one)" if text.name == chat.autosave.name else ""
+    with _database(chat) as database:
+        texts = database.texts()
+        lines = lines_of(database, texts)
+    chat.listed = [text.id for text in texts]
+    for number, (text, line) in enumerate(zip(texts, lines, strict=True), start=1):
+        this = "  (this one)" if text.id == chat.autosave.text else ""
         terminal.say(f"{number:>2}  {line}{this}")
     terminal.say("/load NAME or /load NUMBER resumes one" if texts else "no saved sessions yet")
 
 
-def _saved(chat: Chat, argument: str) -> SavedChat | None:
+def _saved(chat: Chat, argument: str) -> int | None:
     """Return the session of this name, or else of this number in /sessions."""
-    try:
-        named = SavedChat(argument)
-    except SessionError:  # not a valid name
-        return None
-    if not named.path.is_file() and argument.isdecimal() and 0 < int(argument) <= len(chat.listed):
+    with _database(chat) as database:
+        found = database.find(argument)
+    if found is None and argument.isdecimal() and 0 < int(argument) <= len(chat.listed):
         return chat.listed[int(argument) - 1]
-    return named if named.path.is_file() else None
+    return found
+
+
+def _database(chat: Chat) -> AbstractContextManager[Database]:
+    """Return the open database, or open it if this chat is not saved."""
+    database = chat.autosave.database
+    return open_chats() if database is None else nullcontext(database)
 
 
 def _whole_file(argument: str) -> Path:

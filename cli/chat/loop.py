@@ -22,7 +22,6 @@ from .tools import ChatTools
 
 if TYPE_CHECKING:
     from pyh2o.sessions.conversation import Conversation
-    from pyh2o.sessions.saved import SavedChat
     from pyh2o.writing.thinking import Thinking
     from pyh2o.writing.tools import Tool
 
@@ -44,7 +43,7 @@ class Chat:
         autosave: saves the conversation.
         tools: tools that the model may call.
         max_tokens: maximum number of tokens of an answer.
-        listed: the sessions that `/sessions` listed last.
+        listed: ids of the sessions that `/sessions` listed last.
         left: whether to quit.
         refused: whether an error occurred.
     """
@@ -56,7 +55,7 @@ class Chat:
     autosave: Autosave
     tools: ChatTools
     max_tokens: int
-    listed: list[SavedChat] = field(default_factory=list)
+    listed: list[int] = field(default_factory=list)
     left: bool = False
     refused: bool = False
     _changed: bool = False  # since the last save
@@ -122,7 +121,6 @@ class Chat:
             n_before: number of earlier tokens of an answer that is continued.
         """
         self.autosave.prepare(self.conversation)
-        self.conversation.noted_beside = self.autosave.path
         answer = self._stream(start, n_before)
         for _ in range(MAX_CALL_ROUNDS):
             if not (answer.kept and self.conversation.calls) or self._repeats_calls():

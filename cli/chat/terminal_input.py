@@ -16,7 +16,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from pyh2o.sessions.saved import make_chats_folder
+from pyh2o.sessions.chats import make_chats_folder
 
 from .command_table import Command
 from .input import CONTINUATION, MORE, PROMPT, Dropped, Source

@@ -7,7 +7,6 @@ import socket
 import webbrowser
 from collections.abc import Set
 from contextlib import suppress
-from dataclasses import asdict
 from threading import Thread
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -16,12 +15,12 @@ import typer
 
 from pyh2o.errors import UnsupportedModelError
 from pyh2o.limits import Limits
-from pyh2o.sessions.saved import SavedChat
+from pyh2o.sessions.chats import open_chats
 from pyh2o.writing.sampling import Sampling
 
 from ..errors import InputError
 from ..options import RunOptions
-from ..session_options import saved_options, with_limit
+from ..session_options import saved_options
 from ..terminal.terminal import terminal
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ TEXTS = 2
 _IN_TERMINAL = {
     *("system", "max_tokens", *vars(Sampling())),
     *("card", "user", "lorebook"),
-    *("fair_turns", "reread", "no_save", "mcp", "allow_tool"),
+    *("fair_turns", "no_save", "mcp", "allow_tool"),
 }
 
 
@@ -51,7 +50,7 @@ def refuse_what_the_page_lacks(context: typer.Context, given: Set[str]) -> None:
 
 
 def chat_on_page(
-    options: RunOptions, given: Set[str], opened: SavedChat | None, limits: Limits, store_mib: int
+    options: RunOptions, given: Set[str], opened: str | None, limits: Limits, store_mib: int
 ) -> None:
     """Serve the page to this machine until Ctrl-C, and open it in a browser.
 
@@ -64,33 +63,29 @@ def chat_on_page(
     """
     # Imported here because it loads llama.cpp, which would delay `--help`.
     from pyh2o.server import EmbeddingModel
-    from pyh2o.sessions.listing import read_saved_text
 
     from ..serving import Serving, run_server
 
-    header, route = None, ""
+    route = ""
     if opened is not None:
-        if not opened.path.exists():
-            raise InputError(
-                f"unknown session {opened.name}: omit --session, and start a new one on the page"
-            )
-        saved, route = read_saved_text(opened), f"#/s/{quote(opened.name, safe='')}"
-        if saved.header is None:
-            raise InputError(saved.trouble)
-        header = saved.header
-        options = saved_options(options, given, asdict(header), reread=False)
+        with open_chats() as database:
+            text = database.find(opened)
+            if text is None:
+                raise InputError(
+                    f"unknown session {opened}: omit --session, and start a new one on the page"
+                )
+            route = f"#/s/{quote(opened, safe='')}"
+            options = saved_options(options, given, database.info(text).settings)
 
     def check(model: AnyModel) -> None:
         if isinstance(model, EmbeddingModel):
             raise UnsupportedModelError(
                 f"{model.name} is an embedding model: give a model that generates text (--model)"
             )
-        if header is not None:
-            header.check_made_with(model.engine.model)
 
     api_key = os.environ.get("PYH2O_API_KEY") or None  # as in `serve`
     run_server(
-        Serving(with_limit(options), TEXTS, store_mib, limits, api_key),
+        Serving(options, TEXTS, store_mib, limits, api_key),
         [options.model],
         _listen(),
         check=check,

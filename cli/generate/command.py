@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -126,15 +125,6 @@ def generate(
             rich_help_panel=STORY_FILE,
         ),
     ] = False,
-    reread: Annotated[
-        bool,
-        typer.Option(
-            "--reread",
-            help="With --resume: read the text again from its start, to use another model or cache "
-            "or to rebuild a lost archive.",
-            rich_help_panel=STORY_FILE,
-        ),
-    ] = False,
 ) -> None:
     """Continue a text to a story of any length, in a cache of fixed size.
 
@@ -148,8 +138,6 @@ def generate(
         _check_resumption(given, output)
     elif prompt is None and prompt_file is None:
         raise typer.BadParameter("give --prompt TEXT or --prompt-file FILE, or --resume")
-    elif reread:
-        raise typer.BadParameter("--reread requires --resume")
     if instruct and (memory is not None or "echo" in given):
         raise typer.BadParameter("--instruct cannot be combined with --memory or --echo")
     if not instruct and (reasoning_budget is not None or no_thinking):
@@ -160,11 +148,11 @@ def generate(
     file: StoryFile | None = None
     if resume:
         # imported here, as below, because it loads llama.cpp, which would delay `--help`
-        from pyh2o.sessions.headers import SavedStory, read_header
+        from pyh2o.sessions.text_session import read_file
 
         file = ResumedStoryFile(cast(Path, output))
-        header = asdict(read_header(file.checkpoint, SavedStory))
-        options = saved_options(options, given, header, reread=reread, changes="length and ends")
+        settings = read_file(file.checkpoint)[0].info.settings
+        options = saved_options(options, given, settings, changes="length and ends")
     elif output is not None:
         file = NewStoryFile(output)
     run = StoryRun(Bars(hidden=options.verbose), file)
@@ -176,16 +164,15 @@ def generate(
             story = Story.load(
                 file.checkpoint,
                 llm,
-                reread=reread,
                 until=until,
                 loop_guard=loop_guard,
                 ignore_eos=ignore_eos,
             )
             plan = Plan.of(story.notes)
-            if len(story.unread) > 1 and not reread:
+            if story.reread_reason:
                 terminal.say(
-                    f"reading {count(len(story.unread), 'token')} again: the saved cache does not "
-                    "fit, so the story may continue differently"
+                    f"reading {count(len(story.unread), 'token')} again, so the story may continue "
+                    f"differently: {story.reread_reason}"
                 )
             _check_resumed(story, file, given_prompt, sampling_given(options, given))
         else:

@@ -40,9 +40,9 @@ class StoryPrompt:
         if not self.instruct:
             return self.text, []
         # imported here because it loads llama.cpp, which would delay `--help`
-        from pyh2o.writing.chat_template import asked_for
+        from pyh2o.writing.chat_prompt import prompt_for_message
 
-        return asked_for(model, self.text, thinking)
+        return prompt_for_message(model, self.text, thinking)
 
 
 def read_prompt(

@@ -1,6 +1,6 @@
 """The file of a story, which grows while it is written and never loses text of the user.
 
-Next to it are its checkpoint for `--resume`, the archive of the checkpoint, and its records, one
+Next to it are its checkpoint for `--resume`, the KV cache of the checkpoint, and its records, one
 JSON line per checkpoint.
 """
 
@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pyh2o.system import archives
 from pyh2o.system.files import flush_to_disk, replacement, try_lock
 from pyh2o.system.home import expanded
 
@@ -24,6 +23,7 @@ from ..terminal.terminal import terminal
 from ..text_files import check_folder, decoded
 
 CHECKPOINT = ".h2o"
+KV = ".h2o.kv"
 RECORDS = ".jsonl"
 # Prefix of temporary files.
 TEMPORARY = ".pyh2o-story-"
@@ -141,7 +141,7 @@ class NewStoryFile(StoryFile):
     def __init__(self, path: Path) -> None:
         """Check the path; raise an InputError if a story exists."""
         super().__init__(path)
-        for suffix in ("", CHECKPOINT, f"{CHECKPOINT}{archives.SUFFIX}", RECORDS):
+        for suffix in ("", CHECKPOINT, KV, RECORDS):
             found = beside(self.path, suffix)
             # a killed run may leave an empty file
             if os.path.lexists(found) and (suffix or found.stat().st_size):
@@ -154,7 +154,7 @@ class NewStoryFile(StoryFile):
             if not self.written:
                 self.path.unlink(missing_ok=True)
                 self.checkpoint.unlink(missing_ok=True)
-                archives.remove_of_session(self.checkpoint)
+                beside(self.path, KV).unlink(missing_ok=True)
 
     def _exists(self, suffix: str) -> InputError:
         resume = "continue it with --resume, " if self.checkpoint.exists() else ""

@@ -11,9 +11,6 @@ class Interrupts:
 
     An exception within a step could make the cache inconsistent with the record of its tokens. A
     second Ctrl-C raises at once. A program that was started to ignore Ctrl-C continues to do so.
-
-    Attributes:
-        presses: number of times that Ctrl-C was pressed.
     """
 
     def __init__(self) -> None:
@@ -21,7 +18,6 @@ class Interrupts:
         self._before = signal.getsignal(signal.SIGINT)
 
     def check(self) -> None:
-        """Raise a KeyboardInterrupt if Ctrl-C was pressed."""
         if self.presses:
             raise KeyboardInterrupt
 

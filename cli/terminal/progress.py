@@ -23,13 +23,7 @@ class Bars:
     def show(
         self, label: str, done: float | None = None, total: float | None = None, unit: str = ""
     ) -> None:
-        """Show the bar of an activity, or remove it if `done` equals `total`.
-
-        Args:
-            label: the activity.
-            done, total: progress; None if unknown.
-            unit: unit of the numbers; "" shows no numbers.
-        """
+        """Show the bar of an activity, or remove it if `done` equals `total`; None is unknown."""
         if done is not None and done == total:
             self.clear()
         elif not self._hidden:
@@ -41,12 +35,7 @@ class Bars:
             progress.update(progress.task_ids[0], completed=done, total=total, detail=detail)
 
     def fetching(self, done: int, total: int) -> None:
-        """Show that `done` of `total` bytes were downloaded."""
         self.show("fetching", done // 10**6, total // 10**6, "MB")
-
-    def checking(self, done: int, total: int) -> None:
-        """Show that `done` of `total` bytes of a file were hashed."""
-        self.show("checking", done // 10**6, total // 10**6, "MB")
 
     def clear(self) -> None:
         """Remove the bar; the next call shows a new one."""

@@ -24,12 +24,7 @@ class Terminal:
         self._wrapping = Wrapping()
 
     def write(self, text: str) -> None:
-        """Write text to stdout and flush it.
-
-        Raises:
-            BrokenPipeError: the reader has closed the pipe.
-            OSError: the text cannot be written, for example on a full disk.
-        """
+        """Write text to stdout and flush it; an OSError names the standard output."""
         if not text:
             return
         self._in_line = False  # if writing fails, there is no line to end

@@ -22,7 +22,6 @@ SHORT = 60
 
 
 def entry(label: str, lines: Iterable[str]) -> str:
-    """Return a label with its lines."""
     return "".join(f"  {'' if n else label:14}{line}\n" for n, line in enumerate(lines))
 
 
@@ -37,7 +36,6 @@ def per_second(tokens: int, seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return an approximate duration as text."""
     if seconds < 90:
         return count(max(1, round(seconds)), "second")
     return count(round(seconds / 60), "minute")
@@ -50,7 +48,6 @@ def shortened(text: str) -> str:
 
 
 def why_ended(finish: str, kv: KVStatistics) -> str:
-    """Return a finish reason as text."""
     if finish == FINISH_STOP:
         return "the model ended its text"
     if finish == FINISH_INTERRUPTED:

@@ -59,12 +59,7 @@ class Answers:
         self._terms = Terms(check=check)
 
     def answer(self, request: BatchRequest) -> dict[str, Any]:
-        """Return a line of the output: the answer or the error.
-
-        Raises:
-            MemoryError: out of memory, which is not the request's fault.
-            BaseException: from `check`.
-        """
+        """Return a line of the output: the answer or the error; only a MemoryError is raised."""
         line: dict[str, Any] = {
             "id": f"batch_req_{secrets.token_hex(16)}",
             "custom_id": request.custom_id,

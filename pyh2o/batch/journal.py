@@ -41,8 +41,6 @@ class BatchHead:
     Attributes:
         input: hash of the file of requests.
         model: size and hash of the model file.
-        settings: settings of the cache.
-        defaults: settings of requests that do not set their own.
         replaces: whether the results may replace an existing file.
     """
 
@@ -84,27 +82,16 @@ class BatchHead:
 
 @dataclass(frozen=True)
 class _Entry:
-    """Position of a result in the journal."""
-
     start: int
     size: int
     failed: bool
 
 
 class Journal:
-    """The journal of a file of results; a context manager.
-
-    Attributes:
-        path: path of the journal.
-        head: identity of the batch in the journal; None if the journal is new.
-    """
+    """The journal of a file of results; a context manager. `head` is None in a new journal."""
 
     def __init__(self, results: Path) -> None:
-        """Check the path of the results; nothing is opened yet.
-
-        Raises:
-            BatchError: the path is not a file, or its folder does not exist.
-        """
+        """Check the path of the results; nothing is opened yet."""
         self.path = results.with_name(results.name + SUFFIX)
         self.head: BatchHead | None = None
         self._results = results
@@ -119,17 +106,14 @@ class Journal:
             raise BatchError(f"the folder {folder} does not exist: create it, or give another one")
 
     def __contains__(self, number: int) -> bool:
-        """Whether a request has a result."""
         return number in self._entries
 
     @property
     def n_done(self) -> int:
-        """Requests that have a result."""
         return len(self._entries)
 
     @property
     def n_failed(self) -> int:
-        """Requests whose result is an error."""
         return sum(entry.failed for entry in self._entries.values())
 
     # ---------------------------------------------------------------------------------------------
@@ -137,11 +121,6 @@ class Journal:
     # ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Journal:
-        """Open the journal and read its results.
-
-        Raises:
-            BatchError: it cannot be opened, another run uses it, or it is not a journal.
-        """
         try:
             # unbuffered: a buffer would try again to write what a full disk has refused
             self._file = self.path.open("a+b", buffering=0)
@@ -202,11 +181,7 @@ class Journal:
     # ---------------------------------------------------------------------------------------------
 
     def start(self, head: BatchHead, *, restart: bool) -> None:
-        """Resume a batch or start it; `restart` drops the existing results.
-
-        Raises:
-            BatchError: the existing results belong to another batch, or writing fails.
-        """
+        """Resume a batch or start it; `restart` drops the existing results."""
         if self.head is not None and not restart:
             if difference := self.head.difference(head):
                 raise BatchError(
@@ -221,11 +196,7 @@ class Journal:
         self.head = head
 
     def add(self, number: int, result: Mapping[str, Any]) -> None:
-        """Append the result of a request and flush it to disk.
-
-        Raises:
-            BatchError: writing fails; earlier results stay.
-        """
+        """Append the result of a request and flush it to disk; earlier results survive errors."""
         start = self._size
         self._append(json.dumps([number, result], ensure_ascii=False))
         self._entries[number] = _Entry(start, self._size - start, failed(dict(result)))
@@ -243,11 +214,7 @@ class Journal:
         self._size += len(data)
 
     def finish(self, n_requests: int) -> None:
-        """Write the results in the order of the requests, and remove the journal.
-
-        Raises:
-            BatchError: writing fails; the journal stays.
-        """
+        """Write the results in the order of the requests, and remove the journal."""
         try:
             with replacement(self._results, prefix=_PREFIX, mode=self._mode) as file:
                 for number in range(n_requests):

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..cache.statistics import mib_text
 from ..engine import Engine
-from ..sessions.headers import model_identity, settings_identity
+from ..sessions.identity import model_identity, settings_identity
 from .answering import Answers, RequestDefaults
 from .reading import BatchRequest
 
@@ -26,21 +26,12 @@ class _StoppedError(BaseException):
 
 
 class LocalRunner:
-    """Answers requests in this process.
-
-    Attributes:
-        model: fields of the model file's `ModelIdentity`.
-        settings: settings of each cache, from `settings_identity`.
-    """
+    """Answers requests in this process."""
 
     def __init__(
         self, engine: Engine, requests: Sequence[BatchRequest], defaults: RequestDefaults
     ) -> None:
-        """Prepare to answer these requests, one per slot at a time.
-
-        Raises:
-            SessionError: the model file does not exist any more.
-        """
+        """Prepare to answer these requests, one per slot at a time."""
         self.model = vars(model_identity(engine.model))
         self.settings = settings_identity(engine.model)
         self._engine = engine

@@ -21,19 +21,10 @@ from .reading import BatchRequest
 # workers would never end.
 RETRIES = 2
 
-# -------------------------------------------------------------------------------------------------
-# The cluster
-# -------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Machine:
-    """Resources of a machine in the cluster.
-
-    Attributes:
-        cpus: Ray's count: by default the threads of the processor.
-        gpus: whole GPUs.
-    """
+    """A machine in the cluster: CPUs by Ray's count, usually threads, and whole GPUs."""
 
     cpus: int
     gpus: int = 0
@@ -41,8 +32,6 @@ class Machine:
 
 @dataclass(frozen=True)
 class Share:
-    """Number of workers, and the CPUs and GPUs of each."""
-
     workers: int
     cpus: int
     gpus: int = 0
@@ -50,12 +39,7 @@ class Share:
 
 @contextmanager
 def cluster(*, verbose: bool) -> Iterator[list[Machine]]:
-    """Join the Ray cluster at RAY_ADDRESS, or start one here; return its machines.
-
-    Raises:
-        MissingPackageError: Ray is not installed.
-        ServerError: Ray can neither join nor start a cluster.
-    """
+    """Join the Ray cluster at RAY_ADDRESS, or start one here; return its machines."""
     if find_spec("ray") is None:
         raise MissingPackageError("--ray", "ray", "ray")
     ray = import_module("ray")
@@ -88,12 +72,7 @@ def share_out(
     half of the largest one's CPUs. More workers than that get fewer CPUs each.
 
     Args:
-        machines: machines of the cluster.
         workers, threads: number of workers, and CPUs of each; None to choose.
-        on_gpu: whether each worker needs a GPU.
-
-    Raises:
-        SettingsError: the cluster has too few resources.
     """
     usable = [each for each in machines if each.cpus and (each.gpus or not on_gpu)]
     if not usable:
@@ -119,33 +98,13 @@ def share_out(
     return Share(workers or most, cpus, int(on_gpu))
 
 
-# -------------------------------------------------------------------------------------------------
-# The work
-# -------------------------------------------------------------------------------------------------
-
-
 class RayRunner:
-    """Answers requests on the cluster that this process has joined.
-
-    Attributes:
-        model, settings: as in `LocalRunner`.
-        caches: number of caches and the memory of each.
-    """
+    """Answers requests on the cluster that this process has joined."""
 
     def __init__(
-        self,
-        job: Job,
-        share: Share,
-        requests: Sequence[BatchRequest],
-        check: Callable[[], None],
+        self, job: Job, share: Share, requests: Sequence[BatchRequest], check: Callable[[], None]
     ) -> None:
-        """Start the workers and wait until one is ready; `check` is called repeatedly.
-
-        Raises:
-            BatchError: a worker refuses the job.
-            ServerError: Ray fails.
-            BaseException: from `check`.
-        """
+        """Start the workers and wait until one is ready; `check` is called repeatedly."""
         self.model = job.model
         self._ray = import_module("ray")
         self._requests = iter(requests)

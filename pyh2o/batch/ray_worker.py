@@ -13,7 +13,7 @@ from ..errors import BatchError, PyH2OError, SettingsError
 from ..library import __version__
 from ..library.devices import why_no_gpu
 from ..models.file_identity import identify
-from ..sessions.headers import settings_identity
+from ..sessions.identity import settings_identity
 from ..system.threads import physical_cores
 from .answering import Answers, RequestDefaults
 from .reading import BatchRequest
@@ -25,13 +25,9 @@ class Job:
 
     Attributes:
         model_path: path of the model file, the same on every machine.
-        model: fields of its `ModelIdentity`.
         settings: settings of `Engine`. If `n_threads` is None, all physical cores are used, up to
             `cpus`.
-        texts: requests that a worker answers at once.
         cpus: CPUs that Ray reserves for a worker.
-        defaults: settings of requests that do not set their own.
-        version: version of pyh2o.
     """
 
     model_path: str
@@ -65,9 +61,6 @@ class Worker:
         Returns:
             Information about the worker ("machine", "settings" and "cache_bytes" of a cache), and
             the line of the output; None for a greeting.
-
-        Raises:
-            BatchError: the worker has failed.
         """
         if self._failure:
             raise BatchError(self._failure)

@@ -35,7 +35,6 @@ class BatchRequest:
     Attributes:
         number: index of the request, from 0.
         custom_id: identifies the result; None if the line has none.
-        data: the line.
         is_prompt: whether the line is a prompt; otherwise it is a JSON request.
         error: error of the line, with "code" and "message"; None without one. The body is not
             checked yet.
@@ -50,13 +49,7 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class BatchInput:
-    """A file of requests.
-
-    Attributes:
-        sha256: hash of the file, hexadecimal.
-        has_prompts: whether the lines are prompts.
-        requests: the requests, without empty lines.
-    """
+    """A file of requests, without empty lines."""
 
     sha256: str
     has_prompts: bool
@@ -69,9 +62,6 @@ def read_batch(path: Path) -> BatchInput:
     If the first line that is not empty starts with {, the lines are requests in OpenAI's batch
     format, otherwise prompts. An invalid line, a line of the other kind and a duplicate custom_id
     become requests with an error.
-
-    Raises:
-        BatchError: the file cannot be read, or has no requests.
     """
     try:
         data = path.read_bytes()
@@ -126,7 +116,6 @@ def _read_request(line: int, text: bytes) -> tuple[str | None, dict[str, str] | 
 
 
 def _object(text: bytes) -> dict[str, Any]:
-    """Return the JSON object in a line; {} if there is none."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -42,7 +42,6 @@ class Cache:
     """One cache under test.
 
     Attributes:
-        name: unique name in tables.
         settings: arguments of the opener.
         opener: function that opens the model's path, as module:function.
         is_full: whether it is one of llama.cpp's full caches, the baseline.
@@ -64,11 +63,9 @@ class Use:
 
     Attributes:
         bytes_kv: K, V and scores of the layers that see the whole text.
-        cells: allocated.
         used: rows that a token attends to: in cells, and retrieved from the archive.
         bytes_fixed: windows and recurrent states.
         bytes_archive, bytes_device: of the archive; all that is on GPUs.
-        compactions, compaction_seconds: so far.
         found_share: share of attention that retrieved rows got; None without an archive.
     """
 
@@ -85,13 +82,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Result of an action.
-
-    Attributes:
-        seconds: of the action.
-        position: tokens of text after it.
-        peak_bytes: peak resident memory of the process so far.
-    """
+    """Result of an action: tokens of text after it, and peak resident memory so far."""
 
     seconds: float
     position: int
@@ -109,22 +100,10 @@ Action = Literal["read", "end", "generate", "reset"]
 
 
 class Child:
-    """An object in a child process.
-
-    Attributes:
-        pid: process id.
-    """
+    """An object in a child process."""
 
     def __init__(self, opener: str, *arguments: Any) -> None:
-        """Start the process and make the object.
-
-        Args:
-            opener: function or class that creates the object, as module:name.
-            arguments: arguments of the opener; they must support pickle.
-
-        Raises:
-            CacheFailedError: the opener failed, or the process died.
-        """
+        """Start the process and make the object with the function or class "module:name"."""
         # llama.cpp prints the reason of an abort to stderr.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `close`
         self._connection, child = Pipe()
@@ -146,11 +125,6 @@ class Child:
             raise
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return the result of a method of the object.
-
-        Raises:
-            CacheFailedError: the method failed, or the process died.
-        """
         time.sleep(PAUSE)
         return self._receive((method, arguments))
 
@@ -189,22 +163,13 @@ class Child:
 
 
 class Worker(Child):
-    """A cache in a child process.
-
-    Attributes:
-        ready: result of the warm-up.
-    """
+    """A cache in a child process, after its warm-up."""
 
     def __init__(self, cache: Cache, model: Path, tokens: Sequence[int]) -> None:
         super().__init__("pyh2o.bench.process:Reader", cache, model, tokens)
         self.ready: Measurement = self.call("do", "reset", 0)
 
     def ask(self, action: Action, n: int = 0) -> Measurement:
-        """Run an action and wait for it.
-
-        Raises:
-            CacheFailedError: it failed or died.
-        """
         done: Measurement = self.call("do", action, n)
         return done
 
@@ -239,7 +204,6 @@ class LlamaModel:
         self.read([token], last=True)
 
     def reset(self) -> None:
-        """Drop the text."""
         self._llm.reset()
 
     def use(self) -> Use:
@@ -261,7 +225,6 @@ class Reader:
     """A cache and its text, in the child process."""
 
     def __init__(self, cache: Cache, path: Path, tokens: Sequence[int]) -> None:
-        """Open the model and warm it up."""
         self._tokens = tokens
         self._model: LlamaModel = _opener(cache.opener)(str(path), **cache.settings)
         n_prompt, n_single = _WARM_UP
@@ -270,7 +233,6 @@ class Reader:
             self._model.generate(token)
 
     def do(self, action: Action, n: int) -> Measurement:
-        """Run an action and measure its duration."""
         model = self._model
         part = self._tokens[model.position : model.position + n]
         started = time.perf_counter()
@@ -307,7 +269,6 @@ def _opener(name: str) -> Any:
 
 
 def _peak_bytes() -> int:
-    """Return the peak memory of this process."""
     if (status := Path("/proc/self/status")).exists():  # on Linux ru_maxrss includes the parent's
         return int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024
     if sys.platform == "win32":  # where psutil knows the peak

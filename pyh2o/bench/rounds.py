@@ -21,15 +21,12 @@ def interleaved(variants: Sequence[T], rounds: int) -> Iterator[T]:
 
 @dataclass(frozen=True)
 class Range:
-    """Median, minimum and maximum."""
-
     median: float
     low: float
     high: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Range:
-        """Summarise at least one value."""
         return cls(median(values), min(values), max(values))
 
     @classmethod

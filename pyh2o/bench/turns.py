@@ -24,12 +24,9 @@ class Figures:
     """One cache at one history.
 
     Attributes:
-        cache: name of the cache.
-        is_full: whether it is one of llama.cpp's full caches.
         done: last result of its process.
         read_per_second: tokens read per second since the last history; None if none were read.
         first_token_seconds: time from an empty cache to the first token after this history.
-        generated_per_second: tokens generated per second.
         ratio: speed relative to the faster full cache in the same round; None without one.
         compactions, compaction_share: number of compactions in all rounds, and their share of the
             time.
@@ -47,8 +44,6 @@ class Figures:
 
 
 class _Measured:
-    """A cache and its measurements."""
-
     def __init__(self, cache: Cache, worker: Worker) -> None:
         self.cache = cache
         self.worker = worker
@@ -83,11 +78,7 @@ class _Measured:
 
 
 class Turns:
-    """Caches that read and generate in turns, each in a child process.
-
-    Attributes:
-        failures: errors of failed caches, by name.
-    """
+    """Caches that read and generate in turns, each in a child process."""
 
     def __init__(
         self,
@@ -115,7 +106,6 @@ class Turns:
             raise
 
     def close(self) -> None:
-        """End all processes."""
         for one in self._all:
             one.worker.close()
 
@@ -143,8 +133,6 @@ class Turns:
 
         Args:
             histories: ascending; each longer than the previous one plus the generated tokens.
-            rounds: turns of each cache at each history.
-            n: tokens generated in a turn.
 
         Yields:
             A history, and the figures of all caches that have not failed.

@@ -31,7 +31,6 @@ def abortable(context_address: int, check: Callable[[], None] | None) -> Iterato
     `check` raises, the batch is aborted and the cache is restored to its state before the batch.
 
     Args:
-        context_address: address of the `llama_context`.
         check: called in the same thread; it must not use the context.
 
     Raises:

@@ -419,18 +419,6 @@ class KVCache:
         """Continue with an empty archive in memory; the file is kept."""
         check(lib.llama_h2o_archive_close(*self._text))
 
-    def flush_archive(self) -> None:
-        """Write the archive to disk, so that it survives a power cut.
-
-        Raises:
-            NativeError: the file could not be written completely.
-        """
-        self._check_archive(lib.llama_h2o_archive_flush(*self._text))
-
-    def archive_in_states(self, whole: bool) -> None:
-        """Set whether states contain all of the archive, or only what its file lacks."""
-        check(lib.llama_h2o_archive_in_states(*self._text, whole))
-
     def archive_error(self) -> str:
         """Return the error of the archive, in one line; "" for none."""
         error: bytes = ffi.string(lib.llama_h2o_archive_trouble(*self._text))

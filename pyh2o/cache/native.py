@@ -21,12 +21,7 @@ def refusal(status: int) -> str:
 
 
 def check(status: int) -> int:
-    """Return a count from a native function, or raise its error.
-
-    Raises:
-        NativeError: the status is negative.
-        BaseException: an error that the policy raised at a compaction.
-    """
+    """Return a count from a native function, or raise its error or that of the policy."""
     if status < 0:
         raise take_error() or NativeError(status, refusal(status))
     return status
@@ -64,13 +59,7 @@ def rotary_positions(model_address: int, window: int) -> int:
 
 
 def least_cell_bytes(model_address: int, type_k: int, type_v: int, *, offload: bool) -> int:
-    """Return a lower bound of the host memory of a cell, in bytes; 0 without a KV cache.
-
-    Args:
-        model_address: address of a loaded model.
-        type_k, type_v: ggml types of the rows.
-        offload: whether layers on a device also keep their rows there.
-    """
+    """Return a lower bound of the host memory of a cell, in bytes; 0 without a KV cache."""
     return int(lib.llama_h2o_size_of_cell(_model(model_address), type_k, type_v, offload))
 
 
@@ -88,7 +77,6 @@ class Layer:
     """The cache of one layer (struct llama_h2o_layer_info in llama-h2o.h).
 
     Attributes:
-        number: layer number, from 0.
         rows_of: layer whose rows it uses, usually itself; None without rows.
         window: sliding window, in tokens; None for full attention.
         chunked: whether attention is within chunks of `window` tokens instead.
@@ -112,11 +100,7 @@ class Layer:
 
 
 def layer_of(context_address: int, number: int) -> Layer | None:
-    """Return the cache of a layer, with eviction or without; None for an unknown kind of cache.
-
-    Raises:
-        NativeError: no such layer.
-    """
+    """Return the cache of a layer, with eviction or without; None for an unknown kind of cache."""
     layer = ffi.new("struct llama_h2o_layer_info *")
     status = lib.llama_h2o_get_layer(context_of(context_address), number, layer)
     if is_unknown_cache(status):
@@ -140,11 +124,7 @@ def is_unknown_cache(status: int) -> bool:
 
 
 def few_tokens(context_address: int) -> int:
-    """Return the largest batch that attention computes query by query, with its own rounding.
-
-    Returns:
-        0 if all batches are rounded alike, because ggml's ops compute attention in all layers.
-    """
+    """Return the largest batch whose attention is computed query by query; 0 if there is none."""
     n: int = lib.llama_h2o_n_few(context_of(context_address))
     return 0 if n == lib.LLAMA_H2O_ERR_NOT_ATTACHED else check(n)
 
@@ -163,15 +143,11 @@ def attach(context_address: int, budget: Budget) -> Budget:
     """Attach eviction to an empty context, for all of its sequences.
 
     Args:
-        context_address: address of the `llama_context`.
         budget: rows to keep. If head sizes do not fit blocks of the default archive type, the
             archive is f16. If the model does not support recall, the default is no recall.
 
     Returns:
         the budget with these changes.
-
-    Raises:
-        SettingsError: the context, the model or the cache type does not support eviction.
     """
     settings = budget.settings
     context = context_of(context_address)
@@ -194,16 +170,7 @@ def attach(context_address: int, budget: Budget) -> Budget:
 
 
 def keep_all(context_address: int, window: int, n_batch: int) -> None:
-    """Attach a budget of the whole window, so that M-RoPE positions count as with eviction.
-
-    Args:
-        context_address: address of the `llama_context`.
-        window: maximum tokens of a text.
-        n_batch: maximum tokens of a batch.
-
-    Raises:
-        SettingsError: the model does not support it.
-    """
+    """Attach a budget of the whole window, so that M-RoPE positions count as with eviction."""
     slack = min(n_batch, window - 1)
     settings = EvictionSettings(policy=Streaming(), recall=0, attention="ops")
     attach(

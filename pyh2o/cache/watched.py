@@ -13,7 +13,6 @@ class WatchedCache:
     """A copy of a cache's contents between two batches.
 
     Attributes:
-        n_tokens: number of evaluated tokens.
         rows: positions and scores of each layer (see `Llama.kv_rows`); [] for a full cache.
         recalled: spans (start, end) of evicted tokens that were attended to, end not included.
     """

@@ -28,13 +28,9 @@ def chat_completion(
     """Return the result of a chat, or an iterator of the chunks of a stream.
 
     Args:
-        llama: the model and its text.
         given: arguments of llama_cpp's method.
         ours: arguments among `OURS`.
         continues: whether the last message is the start of the answer.
-
-    Raises:
-        PyH2OError, ValueError: as in `prepare`.
     """
     model = llama.text.model
     response_format = _as_json_object(given["response_format"])
@@ -71,11 +67,7 @@ def chat_completion(
 
 
 def _as_json_object(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Convert OpenAI's type "json_schema", which llama_cpp ignores, to "json_object".
-
-    Raises:
-        ValueError: the schema is missing.
-    """
+    """Convert OpenAI's type "json_schema", which llama_cpp ignores, to "json_object"."""
     if response_format is None or response_format.get("type") != "json_schema":
         return response_format
     schema = (response_format.get("json_schema") or {}).get("schema")
@@ -85,11 +77,6 @@ def _as_json_object(response_format: Mapping[str, Any] | None) -> Mapping[str, A
             'response_format["json_schema"]["schema"]'
         )
     return {"type": "json_object", "schema": schema}
-
-
-# -------------------------------------------------------------------------------------------------
-# Chat formats of llama_cpp
-# -------------------------------------------------------------------------------------------------
 
 
 def _uses_llama_cpp(llama: AnyLlama, given: Mapping[str, Any]) -> bool:
@@ -128,11 +115,7 @@ class _Constrained:
 
 
 def _constrained(llama: AnyLlama, given: Mapping[str, Any]) -> Any:
-    """Return the `Llama`, constrained to the grammar of the answer or of the required call.
-
-    Raises:
-        GrammarError: a schema is not supported.
-    """
+    """Return the `Llama`, constrained to the grammar of the answer or of the required call."""
     tools = given["tools"] or [{"function": each} for each in given["functions"] or ()]
     choice = given["tool_choice"] or given["function_call"]
     schema = given["response_format"]

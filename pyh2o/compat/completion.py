@@ -63,11 +63,6 @@ def completion(llama: AnyLlama, given: Mapping[str, Any]) -> Iterator[dict[str, 
     """Yield the chunks of a stream, or the one result, for arguments of `create_completion`.
 
     A stream has neither echo nor suffix.
-
-    Raises:
-        ContextLimitError: the prompt leaves no position for an answer.
-        ValueError: the prompt has no tokens; `echo` asks for log probabilities that the model does
-            not keep, or of a picture; or the bias has a token out of range.
     """
     text, model = llama.text, llama.text.model
     echo, top, suffix = given["echo"], given["logprobs"], given["suffix"]
@@ -122,11 +117,6 @@ def answered(llama: AnyLlama, answer: Answer, *, with_logits: bool = False) -> I
         llama.cache[[*answer.prompt_tokens, *answer.tokens]] = llama.save_state()
 
 
-# -------------------------------------------------------------------------------------------------
-# Log probabilities of a prompt
-# -------------------------------------------------------------------------------------------------
-
-
 def _check_echo(llama: AnyLlama, prompt: Prompt) -> None:
     if not llama.text.keeps_logits:
         raise ValueError(
@@ -147,11 +137,6 @@ def _prompt_records(llama: AnyLlama, tokens: list[int], top: int) -> list[TokenL
 
 def _joined(first: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
     return {name: [*first[name], *then[name]] for name in first}
-
-
-# -------------------------------------------------------------------------------------------------
-# llama_cpp's prompt cache
-# -------------------------------------------------------------------------------------------------
 
 
 def _load_state(llama: AnyLlama, prompt: list[int]) -> None:

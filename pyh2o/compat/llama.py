@@ -293,10 +293,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         return self.text.model.tokenize(text, add_bos, special)
 
     def detokenize(
-        self,
-        tokens: Sequence[int],
-        prev_tokens: Sequence[int] | None = None,
-        special: bool = False,
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
         """Return the text of tokens, even of those with more than 32 bytes, unlike the parent."""
         return self.text.model.detokenize(tokens, prev_tokens, special)

@@ -16,8 +16,6 @@ class Results:
     """Makes the results of one request.
 
     Args:
-        model: name of the model.
-        is_chat: True for a chat, False for a completion.
         top_logprobs: number of alternatives per token; None for no log probabilities.
 
     Attributes:
@@ -39,7 +37,6 @@ class Results:
         return {**self._head, "choices": choices, "usage": usage}
 
     def choice(self, events: Iterable[Event], index: int = 0) -> dict[str, Any]:
-        """Return the choice that consists of these events."""
         texts, reasoning, calls = list[str](), list[str](), list[ParsedCall]()
         records, reason = list[TokenLogprobs](), ""
         for event in events:
@@ -69,7 +66,6 @@ class Results:
         return {**fields, "index": index, "logprobs": logprobs, "finish_reason": reason}
 
     def chunks(self, events: Iterable[Event], index: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield a chunk for each event."""
         for event in events:
             match event:
                 case Started() if self._is_chat:

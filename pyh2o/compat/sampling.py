@@ -66,14 +66,12 @@ def bound(method: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, An
 
 
 def sampling_of(llama: AnyLlama, given: Mapping[str, Any], temperature: float) -> SamplerSettings:
-    """Return sampler settings from llama_cpp's arguments."""
     named = {name: given[name] for name in (*_SAME, *(MORE & given.keys())) if name in given}
     last_n = {"repeat_last_n": llama.last_n_tokens_size}
     return SamplerSettings(**{**last_n, **named}, temperature=temperature, seed=llama._seed)
 
 
 def processors_of(given: Mapping[str, Any]) -> list[LogitsProcessor]:
-    """Return the logits processors from llama_cpp's arguments."""
     processors = given["logits_processor"]
     if processors is None:
         return []
@@ -81,7 +79,6 @@ def processors_of(given: Mapping[str, Any]) -> list[LogitsProcessor]:
 
 
 def writer_of(llama: AnyLlama, given: Mapping[str, Any]) -> Writer:
-    """Return a writer for arguments of `sample` or `generate`."""
     processors = processors_of(given)
     return Writer(
         llama.text,
@@ -95,7 +92,6 @@ def writer_of(llama: AnyLlama, given: Mapping[str, Any]) -> Writer:
 def generated(
     llama: AnyLlama, given: Mapping[str, Any]
 ) -> Generator[int, Sequence[int] | None, None]:
-    """Yield tokens for arguments of `Llama.generate`."""
     text, tokens = llama.text, list(given["tokens"])
     with text.lock:
         writer = writer_of(llama, given)

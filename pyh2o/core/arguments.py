@@ -31,11 +31,7 @@ def load_model(
     reading: int = READING,
     **arguments: Any,
 ) -> Model:
-    """Load a model from the arguments of `Llama`, and those of `Model` for several texts.
-
-    Raises:
-        PyH2OError: see `Llama`.
-    """
+    """Load a model from the arguments of `Llama`, and those of `Model` for several texts."""
     check_names(arguments, _KNOWN)
 
     def given(names: Sequence[str]) -> dict[str, Any]:

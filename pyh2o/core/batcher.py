@@ -47,7 +47,6 @@ class Job:
     """Tokens of one text to evaluate.
 
     Attributes:
-        seq_id: sequence of the text.
         start: position of the first token.
         wants: for each token, whether to return its logits.
         embeddings, places: of a picture, instead of the tokens (see `Projector.embeddings`).
@@ -55,9 +54,7 @@ class Job:
         priority: prompts of higher priority are read first.
         check: abort callback of long chunks, called in the decoding thread. If it raises, the job
             ends and the chunk is discarded. In the main thread, signal handlers run there too.
-        done: number of evaluated tokens.
         logits: requested logits; [n_vocab] each.
-        error: the error that ended the job.
     """
 
     seq_id: int
@@ -75,25 +72,16 @@ class Job:
 
     @property
     def n_left(self) -> int:
-        """Number of tokens that are not evaluated yet."""
         return len(self.tokens) - self.done
 
     @property
     def ended(self) -> bool:
-        """Whether all tokens are evaluated, or an error occurred."""
         return self.n_left == 0 or self.error is not None
 
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """Totals over the batches of an engine.
-
-    Attributes:
-        batches: number of batches.
-        tokens: evaluated tokens.
-        texts: sum of the number of texts in each batch.
-        seconds: time spent decoding.
-    """
+    """Totals over the batches of an engine; `texts` is the sum of the texts in each batch."""
 
     batches: int = 0
     tokens: int = 0
@@ -107,15 +95,10 @@ class Batcher:
     Args:
         context: llama.cpp's context; call `close` before it is freed.
         in_thread: whether to decode in a separate thread instead of the caller's.
-        n_vocab: size of the vocabulary.
-        n_batch: maximum tokens of a batch.
         reading: maximum prefill chunk while other texts generate; `Pace` may reduce it.
         min_chunk: smallest chunk that rounds like the whole text.
         search_chunk: number of tokens that search the archive together; chunk size is a multiple.
         lock: lock of the context, released while a text waits for its job.
-
-    Attributes:
-        counts: totals so far.
     """
 
     def __init__(
@@ -272,7 +255,6 @@ class Batcher:
         )
 
     def _decode_chunk(self, chunk: tuple[Job, int]) -> None:
-        """Decode a chunk, with abort checks if it is long."""
         job, n = chunk
         is_asked = self._thread is None or job.check is not None
         if n < MIN_ABORTABLE or not is_asked:
@@ -392,7 +374,6 @@ class Pace:
         return max(1, min(self._most, int(room)))
 
     def record(self, n_written: int, n_read: int, seconds: float) -> None:
-        """Update the timings with a batch."""
         if n_written == 0:
             return  # prefill without generation is faster per token
         if n_read == 0:

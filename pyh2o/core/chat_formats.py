@@ -29,12 +29,9 @@ class ChatFormats:
         name: name of the format: a key of `handlers`, or one of llama_cpp's. None with a handler.
         handler: the user's chat handler, which takes precedence over `name`.
         handlers: handlers of the templates in the file, by name.
-        eos: text of the EOS token; "" if there is none.
-        inert: hides the texts of special tokens in messages and tools.
     """
 
     def __init__(self, native: Any, metadata: Mapping[str, str]) -> None:
-        """`native` is llama_cpp's internal model."""
         self.handler: Any = None
         bos, self.eos = (
             native.token_get_text(token) if token != -1 else ""
@@ -62,9 +59,6 @@ class ChatFormats:
 
         To continue an answer (`goes_on`), the template is used even if llama_cpp has a format for
         it, as these formats cannot continue answers.
-
-        Raises:
-            UnsupportedModelError: llama.cpp cannot use the template.
         """
         name = _DEFAULT if goes_on and self.name == self._guessed else self.name
         if self.handler is not None or name is None:

@@ -29,7 +29,6 @@ class ContextPlan:
     """Parameters of a context.
 
     Attributes:
-        params: llama_context_params.
         window: window of each text, in tokens.
         n_batch: maximum tokens of a text in a batch.
         budget: rows of each text; None for the full cache.
@@ -53,7 +52,6 @@ def plan_context(
     Args:
         settings: eviction settings of each text; None for the full cache.
         n_ctx: window of each text; 0 for the trained context.
-        n_texts: maximum number of texts.
 
     Raises:
         SettingsError: the model does not support such a context, or there is too little memory.
@@ -131,7 +129,6 @@ def _check_flash_attention(weights: Weights, parameters: Parameters, params: Any
 
 
 def _n_positions(weights: Weights, parameters: Parameters, window: int) -> int:
-    """Return the number of positions for rotary embeddings."""
     trained = int(weights.native.n_ctx_train())
     if not parameters.stretches_positions or window <= trained:
         return rotary_positions(weights.address, window)
@@ -164,11 +161,7 @@ def check_memory(weights: Weights, plan: ContextPlan, n_texts: int = 1) -> None:
 
 
 def new_context(weights: Weights, params: Any) -> Any:
-    """Return llama_cpp's internal context.
-
-    Raises:
-        ModelError: llama.cpp cannot create it.
-    """
+    """Return llama_cpp's internal context."""
     try:
         return internals.LlamaContext(model=weights.native, params=params, verbose=weights.verbose)
     except ValueError as error:
@@ -179,11 +172,7 @@ def new_context(weights: Weights, params: Any) -> Any:
 
 
 def add_adapter(weights: Weights, context: Any, path: str, scale: float) -> Any:
-    """Load a LoRA adapter into a context, and return it for the caller to free.
-
-    Raises:
-        ModelError: llama.cpp cannot load the adapter, or use it with this model.
-    """
+    """Load a LoRA adapter into a context, and return it for the caller to free."""
     adapter = llama_cpp.llama_adapter_lora_init(weights.native.model, os.fsencode(path))
     if not adapter:
         raise ModelError(

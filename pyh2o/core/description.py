@@ -44,7 +44,6 @@ class CacheBytes:
         growing: K and V of full-attention layers.
         window: K and V of sliding-window layers.
         recurrent: states of recurrent layers.
-        scores: scores; 0 for the full cache.
     """
 
     cells: int
@@ -55,7 +54,6 @@ class CacheBytes:
 
     @property
     def total(self) -> int:
-        """Sum of all parts."""
         return self.growing + self.window + self.recurrent + self.scores
 
 
@@ -64,15 +62,10 @@ class ModelDescription:
     """A model that was not loaded.
 
     Attributes:
-        architecture: architecture from the metadata.
-        n_layer: number of layers.
         layers: caches of the layers; empty for an unknown kind of cache.
-        trained_context: tokens.
-        positions: position encoding.
         refused: why eviction does not support it, in one line; None if it does.
         goes_on: whether a text can exceed the trained context; None if `refused`.
         window: tokens that the caches are for.
-        kv_type: type of the rows.
         full: memory of the full cache; None if unknown.
         evicting: memory of the cache of fixed size; None if `refused`.
         budget: budget of the cache of fixed size; None if `refused`.
@@ -95,9 +88,6 @@ class ModelDescription:
         """Estimate the memory of a text of `n_tokens` tokens on a GPU.
 
         If `refused`, only the sizes of the full cache are valid.
-
-        Raises:
-            SettingsError: the settings do not fit this window.
         """
         budget = full_cache(EvictionSettings(), n_tokens)
         if self.budget is not None:
@@ -106,7 +96,6 @@ class ModelDescription:
         return text_bytes(self.layers, budget, kv_type=self.kv_type, recurrent=recurrent)
 
     def record(self) -> dict[str, Any]:
-        """Return the description for JSON."""
         record = asdict(self) | {"budget": self.budget and self.budget.saved()}
         for name, cache in (("full", self.full), ("evicting", self.evicting)):
             record[name] = cache and asdict(cache) | {"total": cache.total}
@@ -127,12 +116,9 @@ def describe_model(
     The sizes are llama.cpp's: it reads the metadata and creates contexts without allocating them.
 
     Args:
-        path: a GGUF file.
-        settings: eviction settings; None for the default.
         n_ctx: window in tokens; 0 for the trained context, up to `LARGEST_WINDOW_BY_DEFAULT`.
         kv_type: type of the rows: a key of `KV_TYPES`.
         n_gpu_layers: layers on a GPU, which changes the default budget.
-        verbose: show llama.cpp's log.
 
     Raises:
         SettingsError: the settings do not fit the window.
@@ -229,9 +215,6 @@ def weights_of_layers(path: str | os.PathLike[str]) -> list[int]:
     """Return the bytes of each layer's weights, then of the output layer.
 
     Token embeddings stay in main memory, but a model with tied embeddings has a copy as output.
-
-    Raises:
-        ModelError: a file of the model cannot be read.
     """
     layers: dict[int, int] = {}
     output = embedding = 0
@@ -250,7 +233,6 @@ def weights_of_layers(path: str | os.PathLike[str]) -> list[int]:
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield names and bytes of the tensors in all files of a model."""
     for each in files_of(path):
         with GgufFile(each) as file:
             for tensor in file.tensors():

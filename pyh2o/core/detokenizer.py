@@ -41,8 +41,6 @@ def detokenizer(
     """Return a detokenizer for the tokens after `before`.
 
     Args:
-        model: the model, with llama.cpp's tokenizer or another one.
-        before: tokens of the text so far.
         starts_text: whether there is no text before, except for a BOS token.
         shown: control tokens to convert to text; only with llama.cpp's tokenizers.
     """
@@ -53,7 +51,6 @@ def detokenizer(
 
 
 def detokenize(parts: Detokenizer, tokens: Iterable[int]) -> bytes:
-    """Return the bytes of a complete text."""
     data = b"".join(parts.feed(token) for token in tokens)
     return data + parts.finish()
 
@@ -74,11 +71,7 @@ class PieceDetokenizer:
         special: bool = False,
         shown: Collection[int] = (),
     ) -> None:
-        """Convert all control tokens to text if `special`, otherwise only those in `shown`.
-
-        Raises:
-            ModelError: the model has no vocabulary.
-        """
+        """Convert all control tokens to text if `special`, otherwise only those in `shown`."""
         check_vocabulary(vocab)
         self._vocab = vocab
         self._n_vocab = int(llama_vocab_n_tokens(vocab))
@@ -102,11 +95,7 @@ class PieceDetokenizer:
         return b""
 
     def piece(self, token: int) -> bytes:
-        """See `Detokenizer`; pictures have no text.
-
-        Raises:
-            SettingsError: the token is out of range, for which llama.cpp would crash.
-        """
+        """See `Detokenizer`; pictures have no text."""
         if is_of_picture(token):
             return b""
         if not 0 <= token < self._n_vocab:

@@ -29,11 +29,6 @@ class Embedder(Model):
         n_ctx: maximum tokens of a text, limited by the trained context; 0 for the trained context,
             up to `LARGEST_WINDOW_BY_DEFAULT`.
         parameters: parameters of llama.cpp; the batch size is ignored.
-        **settings: see `Model`; without eviction settings.
-
-    Raises:
-        UnsupportedModelError: not an embedding model.
-        PyH2OError: see `Model`.
 
     Attributes:
         n_values: dimension of the vectors.
@@ -69,14 +64,7 @@ class Embedder(Model):
         self._stack.callback(self._embedded.close)
 
     def embed_tokens(self, tokens: Sequence[int]) -> FloatArray:
-        """Return the normalized embedding of a text; [n_values].
-
-        Args:
-            tokens: at least one, at most the window, including BOS and EOS if the model uses them.
-
-        Raises:
-            RuntimeError: llama.cpp failed, or the embedding has infinite or NaN values.
-        """
+        """Return the normalized embedding of a text, with BOS and EOS; [n_values]."""
         with self.lock.context():
             batch, context = self._embedded, self.context
             batch.reset()

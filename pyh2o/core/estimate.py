@@ -46,7 +46,6 @@ class TextBytes:
         return self.evicting + self.codes
 
     def record(self) -> dict[str, int | None]:
-        """Return the sizes for JSON."""
         return {f"{name}_bytes": size for name, size in asdict(self).items()}
 
 
@@ -58,8 +57,6 @@ def text_bytes(
     Queries stored for `snap` are not included; they take 16 MiB with an 8B model.
 
     Args:
-        layers: layers of the model.
-        budget: budget for the window.
         kv_type: type of the rows in the cache of fixed size.
         recurrent: bytes of recurrent states, which are part of both caches.
     """
@@ -117,6 +114,5 @@ def _codes_of_page(head_size: int) -> int:
 
 
 def _archive(layers: Sequence[Layer], n_tokens: int, kv_type: str) -> int:
-    """Return the bytes of the archive's pages for `n_tokens` tokens."""
     size = _HEADER + _PAGE * sum(_row(layer, kv_type) for layer in layers)
     return -(-n_tokens // _PAGE) * -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -85,16 +85,6 @@ class EvaluatedText:
         self._warn()
         self._grow(0 if self.evicting else model.window)
 
-    def close(self) -> None:
-        """Remove the archive's file, once the model is closed, if no session was saved with it."""
-        archive, self.archive = self.archive, None
-        if archive is not None and not self.model.lock.forked:
-            archive.remove_unsaved()
-
-    def __del__(self) -> None:
-        if "archive" in vars(self):  # `__init__` may have failed earlier
-            self.close()
-
     # ---------------------------------------------------------------------------------------------
     # Tokens
     # ---------------------------------------------------------------------------------------------
@@ -121,7 +111,7 @@ class EvaluatedText:
     # Evaluation
     # ---------------------------------------------------------------------------------------------
 
-    def read(self, tokens: Sequence[int], *, before_end: Callable[[], None] | None = None) -> None:
+    def read(self, tokens: Sequence[int]) -> None:
         """Evaluate a prompt or a turn.
 
         It resets the record of retrieved rows (see `Text.recalled`). With recall, the last token is
@@ -129,7 +119,6 @@ class EvaluatedText:
 
         Args:
             tokens: tokens to read.
-            before_end: called before the last `min_chunk` tokens; not with an exact prefill.
 
         Raises:
             PyH2OError: see `eval`.
@@ -138,8 +127,6 @@ class EvaluatedText:
             self.cache.reset_found()
             if len(tokens) > 1 and self.model.settings.prefill != "exact":
                 end = self.n_tokens + len(tokens)
-                if before_end is not None:
-                    self.pauses[max(self.n_tokens, end - self.model.min_chunk)] = before_end
                 if self.model.recalls and end > self.cache.limits.capacity:
                     self._alone = end - 1
             try:

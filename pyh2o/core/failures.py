@@ -42,7 +42,6 @@ llama_cpp.llama_log_set(_record_error, ctypes.c_void_p(0))
 
 
 def clear_errors() -> None:
-    """Discard the errors of earlier batches."""
     _last_error.line = ""
     take_error()
 
@@ -64,11 +63,7 @@ def decode_error(status: int) -> BaseException:
 
 
 def are_numbers(logits: LogitsArray) -> bool:
-    """Return whether a token can be sampled, which llama.cpp's samplers do not check.
-
-    Args:
-        logits: [n_vocab]; minus infinity is allowed for tokens to exclude.
-    """
+    """Return whether a token can be sampled from [n_vocab] logits, which llama.cpp assumes."""
     return math.isfinite(logits.max())
 
 

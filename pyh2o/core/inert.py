@@ -35,19 +35,10 @@ class InertTexts:
     HTML tags, are ordinary text: the model was trained with these tokens.
 
     A placeholder is a random key and the text in hexadecimal. Templates do not change it with
-    `tojson`, `trim` and similar filters.
-
-    Attributes:
-        tokens: the special tokens.
+    `tojson`, `trim` and similar filters. The first chat reads the vocabulary.
     """
 
     def __init__(self, native: Any, templates: Sequence[str]) -> None:
-        """Store the arguments; the first chat reads the vocabulary.
-
-        Args:
-            native: llama_cpp's internal model.
-            templates: the sources of the chat templates in the model's file.
-        """
         self._native, self._templates = native, templates
         self._key = f"inert{secrets.token_hex(8)}"
         # some templates change case

@@ -15,7 +15,6 @@ class ModelLock:
 
     Attributes:
         context_lock: to hold while the context is used; released while a text waits for a batch.
-        closed: whether the model was closed.
     """
 
     def __init__(self) -> None:
@@ -25,16 +24,10 @@ class ModelLock:
 
     @property
     def forked(self) -> bool:
-        """Whether another process loaded the model."""
         return os.getpid() != self._process
 
     def check(self) -> None:
-        """Raise an error if no thread may use the model.
-
-        Raises:
-            ClosedError: the model was closed.
-            ForkedError: another process loaded it.
-        """
+        """Raise an error if no thread may use the model."""
         if self.closed:
             raise ClosedError("the model is closed: load it again")
         if self.forked:
@@ -46,11 +39,6 @@ class ModelLock:
 
     @contextmanager
     def context(self) -> Iterator[None]:
-        """Wait for the context and hold it.
-
-        Raises:
-            PyH2OError: see `check`.
-        """
         self.check()
         with self.context_lock:
             self.check()  # the model may have been closed meanwhile
@@ -66,12 +54,7 @@ class TextLock:
         self._depth = 0  # how often the text's thread holds the context
 
     def __enter__(self) -> None:
-        """Lock the text, and wait until no other text uses the context.
-
-        Raises:
-            BusyError: another thread uses the text.
-            PyH2OError: see `ModelLock.check`.
-        """
+        """Lock the text, and wait until no other text uses the context."""
         self._enter_text()
         self._model.context_lock.acquire()
         self._depth += 1
@@ -82,7 +65,6 @@ class TextLock:
             raise
 
     def __exit__(self, *error: object) -> None:
-        """Unlock the text and the context."""
         self._depth -= 1
         self._model.context_lock.release()
         self._lock.release()
@@ -97,11 +79,7 @@ class TextLock:
 
     @contextmanager
     def without_context(self) -> Iterator[None]:
-        """Hold the text and the model, but release the context to other texts.
-
-        Raises:
-            PyH2OError: see `__enter__`.
-        """
+        """Hold the text and the model, but release the context to other texts."""
         self._enter_text()
         depth, self._depth = self._depth, 0
         for _ in range(depth):

@@ -50,51 +50,32 @@ class OpenText(Protocol):
 
     lock: TextLock
 
-    def close(self) -> None: ...
-
 
 class Model:
     """Weights, vocabulary and chat template of a GGUF file, and a context for several texts.
 
     Args:
-        path: a GGUF file.
-        settings: eviction settings of each text.
         evict: False for llama.cpp's full cache.
         n_ctx: window of each text, in tokens; 0 for the trained context.
-        n_texts: maximum number of texts.
         shared: whether other threads read a text's cache during its evaluation. Batches are then
             decoded in a separate thread, as they always are for several texts.
         reading: maximum prefill chunk while other texts generate.
-        parameters: parameters of llama.cpp.
         rpc_servers: host:port of other machines that compute layers.
-        mmproj: GGUF file of a projector for pictures and sound.
-        load_progress: called with 0 to 1 while the weights load.
-        rearranged: see `Weights`.
         store_mib: maximum size of all snapshots of texts, in MiB; 0 for none.
-        verbose: show llama.cpp's log.
-
-    Raises:
-        PyH2OError: see `Llama`.
 
     Attributes:
         lock: to hold while the context is used.
         native, context: llama_cpp's internal objects.
-        context_params: the llama_context_params of the context.
-        file, lora_file: identity of the loaded files.
         budget: the settings resolved for the window; None for the full cache.
         limits: the budget, or that of the full cache.
         window: tokens; fractions in the settings refer to it.
         n_batch: maximum tokens of a text in a batch.
         min_chunk: smallest chunk that rounds like the whole text.
         search_chunk: chunk size is a multiple of this, except for the last chunk.
-        metadata: metadata of the GGUF file.
-        chat: its chat formats.
-        projector: projector for pictures and sound; None without one.
         tokenizer: replacement of llama.cpp's tokenizer; None for llama.cpp's own.
         spm_infill: whether the suffix precedes the prefix when a gap is filled.
         sampled_texts: generated texts with their sampled tokens, to match prompts against.
         snapshots: prefixes of texts, to which they can return.
-        batcher: decodes for all texts.
     """
 
     def __init__(
@@ -204,7 +185,6 @@ class Model:
             self.limits = full_cache(self.settings, self.window)
 
     def _chunk_sizes(self) -> tuple[int, int]:
-        """Return `min_chunk` and `search_chunk`."""
         least, group = few_tokens(self.address) + 1, 1
         if self.recalls:
             n_head = int(llama_cpp.llama_model_n_head(self.native.model))
@@ -217,7 +197,7 @@ class Model:
         return least, group
 
     def add(self, text: OpenText) -> None:
-        """Register a text, for `close` to wait for it and close it."""
+        """Register a text, for `close` to wait for it."""
         self._texts.add(text)
 
     def close(self) -> None:
@@ -228,13 +208,10 @@ class Model:
         self.lock.closed = True
         if hasattr(self, "batcher"):
             self.batcher.close()
-        texts = list(self._texts)
-        for text in texts:
+        for text in list(self._texts):
             text.lock.wait()
         with self.lock.context_lock:
             self._stack.close()
-        for text in texts:
-            text.close()
         self.snapshots.clear()
 
     def __del__(self) -> None:
@@ -243,12 +220,10 @@ class Model:
 
     @property
     def address(self) -> int:
-        """Address of the context."""
         return address(self.context.ctx)
 
     @property
     def recalls(self) -> bool:
-        """Whether recall is on."""
         return self.budget is not None and self.budget.recall > 0
 
     @property
@@ -277,9 +252,6 @@ class Model:
 
         Marks of pictures (`Projector.mark`) become tokens of the pictures. Placeholders of special
         tokens' texts (`InertTexts`) become ordinary tokens of these texts.
-
-        Raises:
-            ModelError: the model has no vocabulary, or lacks the BOS token that it requires.
         """
         self.lock.check()
         if self.projector is None:
@@ -306,11 +278,7 @@ class Model:
         return tokens
 
     def embeddings(self, tokens: Sequence[int]) -> tuple[Embeddings, GridPositions]:
-        """Return the embeddings of picture tokens (see `Projector.embeddings`).
-
-        Raises:
-            StateError: the picture is not available.
-        """
+        """Return the embeddings of picture tokens (see `Projector.embeddings`)."""
         if self.projector is None:
             raise StateError(
                 "the text has a picture, but the model was loaded without a projector: load it "
@@ -319,10 +287,7 @@ class Model:
         return self.projector.embeddings(tokens)
 
     def detokenize(
-        self,
-        tokens: Iterable[int],
-        prev_tokens: Sequence[int] | None = None,
-        special: bool = False,
+        self, tokens: Iterable[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
         """Return the text of tokens, in UTF-8."""
         self.lock.check()
@@ -343,5 +308,4 @@ class Model:
 
     @cached_property
     def end_tokens(self) -> list[int]:
-        """All tokens for which `is_end` is true."""
         return [token for token in range(self.n_vocab) if self.is_end(token)]

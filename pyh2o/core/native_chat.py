@@ -24,16 +24,12 @@ class ChatPrompt:
     Attributes:
         prompt: the prompt, with placeholders for special tokens in messages (`InertTexts`).
         generation_prompt: end of the prompt, which starts the answer.
-        grammar: grammar of the answer; "" for none.
         grammar_lazy: whether the grammar applies only after one of `triggers`.
         triggers: kind (enum common_grammar_trigger_type) and text of each trigger.
-        stops: texts that end the answer.
         preserved_tokens: texts of special tokens that are part of the answer.
-        supports_thinking: whether models with this template reason.
         thinking_start_tag: tag that starts reasoning, possibly in the generation prompt.
         thinking_end_tags: tags that end reasoning.
         marks: texts that end plain text.
-        caps: capabilities of the template.
         opening: text that the answer must start with, after its reasoning.
     """
 
@@ -54,11 +50,7 @@ class ChatPrompt:
     opening: str = ""
 
     def parse(self, text: str) -> dict[str, Any]:
-        """Parse an answer, which may be incomplete (see `llama_h2o_chat_parse`).
-
-        Raises:
-            ChatError: it is nested too deeply.
-        """
+        """Parse an answer, which may be incomplete (see `llama_h2o_chat_parse`)."""
         data = text.encode(errors="replace")
         result = _checked(lib.llama_h2o_chat_parse, self._native_parser, data, len(data))
         parsed: dict[str, Any] = json.loads(_text(result))
@@ -78,16 +70,6 @@ class NativeTemplate:
     def __init__(
         self, source: str, bos: str = "", eos: str = "", inert: InertTexts | None = None
     ) -> None:
-        """Parse a template.
-
-        Args:
-            source: Jinja source.
-            bos, eos: texts of these tokens.
-            inert: placeholders of the model; None for none.
-
-        Raises:
-            ChatError: llama.cpp cannot parse the template.
-        """
         self._inert = inert
         texts = [text.encode(errors="replace") for text in (source, bos, eos)]
         template = _checked(lib.llama_h2o_chat_template_init, *texts)
@@ -150,11 +132,7 @@ class NativeTemplate:
 
 
 def _with_definitions(grammar: str, tools: list[dict[str, Any]]) -> str:
-    """Add the definitions of a tool's schema to the schemas of its arguments in a grammar.
-
-    Raises:
-        ChatError: several tools have the same argument schema with different definitions.
-    """
+    """Add the definitions of a tool's schema to the schemas of its arguments in a grammar."""
     lines = grammar.splitlines()
     for number, line in enumerate(lines):
         rule, is_schema, text = line.partition("%json ")

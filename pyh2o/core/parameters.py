@@ -66,7 +66,6 @@ class Parameters:
     Attributes:
         n_gpu_layers: -1 for all; None for none, or all with RPC servers.
         n_threads, n_threads_batch: None for one per physical core.
-        logits_all: whether to keep the logits of all tokens.
         flash_attn: whether ggml uses flash attention; None to choose by the cache.
     """
 
@@ -106,7 +105,6 @@ class Parameters:
     type_v: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise a SettingsError for invalid values."""
         for name in ("n_batch", "n_ubatch"):
             cure = "give 1 or more tokens"
             check_count(name, getattr(self, name), least=1, most=LARGEST_INT32, cure=cure)
@@ -177,12 +175,8 @@ class Parameters:
         params.n_ubatch = min(self.n_batch, self.n_ubatch)
         params.n_threads = self.n_threads or physical_cores()
         params.n_threads_batch = self.n_threads_batch or physical_cores()
-        for name in (
-            *("rope_scaling_type", "pooling_type", "attention_type", "rope_freq_base"),
-            *("rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast"),
-            *("yarn_beta_slow", "yarn_orig_ctx", "offload_kqv", "no_perf"),
-            *("op_offload", "swa_full", "type_k", "type_v"),
-        ):
+        others = ("pooling_type", "attention_type", "offload_kqv", "no_perf", "op_offload")
+        for name in (*ROPE_NAMES, *others, "swa_full", "type_k", "type_v"):
             if getattr(self, name) is not None:
                 setattr(params, name, getattr(self, name))
         params.embeddings = self.embedding

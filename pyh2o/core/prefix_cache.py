@@ -21,15 +21,12 @@ class Snapshot:
     """A text and the state of its cache after its last token.
 
     Attributes:
-        tokens: the text; [n_tokens].
         prompt: the tokens that a text must start with; of a request without dropped spans.
         state: from `Text.kv_state`.
-        n_archived: number of tokens in the archive.
         owner: the only object that may use it; None if any request may.
         shared: whether it is a prefix of several texts.
         is_prompt: whether it is a prompt without an answer, which may be sent again.
         worth: the snapshot with the lowest value is evicted first.
-        uses: how often it was restored.
     """
 
     tokens: IntArray
@@ -44,7 +41,6 @@ class Snapshot:
 
     @property
     def n_bytes(self) -> int:
-        """Memory of the snapshot."""
         return len(self.state) + self.tokens.nbytes
 
 
@@ -73,17 +69,9 @@ class PrefixCache:
     Greedy-Dual-Size-Frequency Caching Policy", 1998): worth is uses x tokens / bytes, plus the
     worth of the snapshot evicted last, which ages snapshots that were used often but long ago.
     The methods are thread-safe.
-
-    Attributes:
-        mib: maximum size of all snapshots, in MiB; 0 for none.
     """
 
     def __init__(self, mib: int = DEFAULT_STORE_MIB) -> None:
-        """Set the limit.
-
-        Raises:
-            SettingsError: `mib` is no count.
-        """
         cure = "give a number of MiB, or 0 for no snapshots"
         self.mib = check_count("store_mib", mib, least=0, cure=cure)
         self._snapshots: list[Snapshot] = []
@@ -94,12 +82,10 @@ class PrefixCache:
 
     @property
     def max_bytes(self) -> int:
-        """Maximum size of all snapshots."""
         return self.mib * 2**20
 
     @property
     def counts(self) -> StoreCounts:
-        """The present counters."""
         with self._lock:
             self._drop_orphans()
             n, n_bytes = len(self._snapshots), self._n_bytes()
@@ -160,7 +146,6 @@ class PrefixCache:
         """Return the snapshots that a text starts with, the longest first.
 
         Args:
-            tokens: the text.
             owner: whose snapshots; None for those that any request may use.
         """
         text = np.asarray(tokens, dtype=np.intc)
@@ -193,7 +178,6 @@ class PrefixCache:
         return sum(each.n_bytes for each in self._snapshots)
 
     def _drop_orphans(self) -> None:
-        """Delete snapshots whose owner is gone."""
         self._snapshots = [
             each for each in self._snapshots if each.owner is None or each.owner() is not None
         ]

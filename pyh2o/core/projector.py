@@ -71,11 +71,7 @@ def n_of_a_kind(tokens: Sequence[int]) -> int:
 
 
 def n_of_picture(tokens: Sequence[int]) -> int:
-    """Return the length of the non-causal picture at the start.
-
-    Raises:
-        StateError: the tokens start or end within it.
-    """
+    """Return the length of the non-causal picture at the start; a part of one is a StateError."""
     ends = (n for n, token in enumerate(tokens, 1) if not is_of_picture(token) or token & ENDS)
     n = next(ends, 0)
     if not (n and is_of_picture(tokens[n - 1]) and tokens[0] & BEGINS):
@@ -84,7 +80,6 @@ def n_of_picture(tokens: Sequence[int]) -> int:
 
 
 def keys_in(text: str) -> list[str]:
-    """Return the hashes in the marks of a text."""
     return [key.decode() for key in _MARK.findall(utf8(text))]
 
 
@@ -92,33 +87,15 @@ class Projector:
     """Encodes pictures and sound for a model. Its methods are thread-safe.
 
     Attributes:
-        n_embd: dimension of an embedding.
         sees, hears: whether it supports pictures and sound.
         looks_ahead: whether attention within a picture is non-causal.
         has_places: whether embeddings have a row and column (M-RoPE).
     """
 
     def __init__(
-        self,
-        path: str,
-        weights: Weights,
-        *,
-        most: int,
-        n_threads: int,
-        verbose: bool,
+        self, path: str, weights: Weights, *, most: int, n_threads: int, verbose: bool
     ) -> None:
-        """Load a projector.
-
-        Args:
-            path: a GGUF file (mmproj) for the model.
-            weights: weights of the model.
-            most: maximum tokens of a batch.
-            n_threads: number of threads.
-            verbose: show llama.cpp's log.
-
-        Raises:
-            ModelError: the file is not a projector for this model.
-        """
+        """Load a projector (mmproj) for the model; `most` is the maximum of tokens in a batch."""
         # imported after pyh2o's library was loaded; most programs do not need it
         from llama_cpp import mtmd_cpp as mtmd
         from llama_cpp._logger import llama_log_callback
@@ -151,13 +128,11 @@ class Projector:
 
     @property
     def formats(self) -> str:
-        """The supported formats as text."""
         pictures = ["JPEG, PNG, BMP or GIF of up to 8,192 pixels a side"] if self.sees else []
         sound = ["WAV, MP3 or FLAC of up to an hour"] if self.hears else []
         return ", or ".join(pictures + sound)
 
     def close(self) -> None:
-        """Free the projector."""
         with self._encoding:
             native, self._native = self._native, None
             if native:
@@ -168,14 +143,7 @@ class Projector:
     # ---------------------------------------------------------------------------------------------
 
     def mark(self, data: bytes) -> str:
-        """Return the mark of a picture or sound for the text of a prompt.
-
-        Args:
-            data: contents of a file: JPEG, PNG, BMP, GIF; WAV, MP3, FLAC.
-
-        Raises:
-            PictureError: the file cannot be read, or the model does not support it.
-        """
+        """Return the mark of a JPEG, PNG, BMP, GIF, WAV, MP3 or FLAC file for a prompt's text."""
         key = self.remember(data)
         self._tokens_of(key)
         return f"<picture:{key}>"
@@ -196,11 +164,7 @@ class Projector:
             return {key: self._files[key] for key in keys_in(text) if key in self._files}
 
     def pieces(self, text: bytes) -> Iterator[bytes | tuple[int, ...]]:
-        """Yield text and the tokens of pictures alternately, starting and ending with text.
-
-        Raises:
-            PictureError: a picture cannot be read.
-        """
+        """Yield text and the tokens of pictures alternately, starting and ending with text."""
         begin = 0
         for mark in _MARK.finditer(text):
             tokens = self._tokens_of(mark[1].decode())
@@ -211,14 +175,7 @@ class Projector:
         yield text[begin:]
 
     def embeddings(self, tokens: Sequence[int]) -> tuple[Embeddings, GridPositions]:
-        """Return embeddings and additional positions of picture tokens.
-
-        Returns:
-            [n_tokens, n_embd], and [n_tokens, 0 or 3] positions for llama-h2o.h.
-
-        Raises:
-            StateError: the picture is not available, or was encoded by another projector.
-        """
+        """Return [n_tokens, n_embd] embeddings and [n_tokens, 0 or 3] positions (llama-h2o.h)."""
         with self._lock:
             unread = [] if self._found.keys() >= set(tokens) else self._files.keys() - self._read
         for key in unread:
@@ -315,11 +272,7 @@ class Projector:
         return tokens, embeddings
 
     def _marks(self, chunk: int, n_tokens: int) -> GridPositions:
-        """Return positions of embeddings, and marks of the first and last one.
-
-        Raises:
-            PictureError: the picture cannot be evaluated as the model requires.
-        """
+        """Return positions of embeddings, and marks of the first and last one."""
         mtmd = self._mtmd
         if bool(mtmd.mtmd_decode_use_non_causal(self._native, chunk)) != self.looks_ahead:
             raise PictureError(UNKNOWN)
@@ -337,11 +290,7 @@ class Projector:
         return np.hstack([places, marks])
 
     def _places(self, chunk: int, n_tokens: int) -> GridPositions:
-        """Return the index of each embedding, row by row, and the size of the picture.
-
-        Raises:
-            PictureError: the model uses other positions.
-        """
+        """Return the index of each embedding, row by row, and the size of the picture."""
         mtmd, n_pos = self._mtmd, self._mtmd.mtmd_input_chunk_get_n_pos(chunk)
         image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
         if not self._n_place or not image:

@@ -35,11 +35,8 @@ class KnownModel:
     """A model for `pyh2o models fetch`.
 
     Attributes:
-        title: display name.
-        name: argument of `fetch`.
         parameters: billions of parameters.
         active: billions of active parameters, fewer in a mixture of experts.
-        file_bytes: size of the GGUF file.
         window: sliding window in tokens; 0 for none.
         full_every: every n-th layer has full attention.
     """
@@ -104,12 +101,7 @@ KNOWN_MODELS = (
 
 @dataclass(frozen=True)
 class Memory:
-    """Free memory for a model.
-
-    Attributes:
-        free: bytes.
-        gpus: names of the GPUs; empty for main memory.
-    """
+    """Free memory for a model, on GPUs or, if there are none, in main memory."""
 
     free: int
     gpus: tuple[str, ...] = ()
@@ -121,7 +113,6 @@ class Memory:
 
 
 def gpu_memory() -> Memory:
-    """Return the free memory of this machine's GPUs."""
     gpus = discrete_gpus()
     return Memory(sum(gpu.free_bytes() for gpu in gpus), tuple(gpu.name for gpu in gpus))
 
@@ -144,7 +135,6 @@ class Recommendation:
     choice: KnownModel | None = None
 
     def text(self, model: KnownModel, n_tokens: int | None = None) -> TextBytes:
-        """Estimate the memory of the text with a model."""
         return model.text(n_tokens or self.n_tokens, on_gpu=bool(self.memory.gpus))
 
     def left(self, model: KnownModel) -> int:
@@ -152,7 +142,6 @@ class Recommendation:
         return self.memory.free - self.memory.reserved - model.file_bytes
 
     def fits(self, model: KnownModel) -> bool:
-        """Return whether a model fits with a cache of fixed size."""
         return self.text(model).gpu <= self.left(model)
 
     def longest(self, model: KnownModel) -> tuple[int, int]:
@@ -173,7 +162,6 @@ class Recommendation:
         return self.bandwidth and self.bandwidth / (weights + self.text(model).evicting)
 
     def record(self) -> dict[str, Any]:
-        """Return the recommendation for JSON."""
         return {
             "window": self.n_tokens,
             "memory_bytes": self.memory.free,
@@ -198,13 +186,7 @@ class Recommendation:
 
 
 def recommend(memory: Memory | None = None, n_tokens: int = WINDOW) -> Recommendation:
-    """Choose a model.
-
-    Args:
-        memory: memory of a GPU. None for this machine: its GPUs if a model fits there, otherwise
-            main memory and its bandwidth.
-        n_tokens: length of the text and of its window.
-    """
+    """Choose a model for a GPU; None: for this machine's GPUs, or else its main memory."""
     found = Recommendation(memory or gpu_memory(), n_tokens)
     if fitting := list(filter(found.fits, KNOWN_MODELS)):
         return replace(found, choice=fitting[-1])

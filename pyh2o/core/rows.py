@@ -63,17 +63,7 @@ class KeptTokens:
 def kept_tokens(
     text: Text | WatchedCache, *, layer: int | None = None, head: int | None = None
 ) -> KeptTokens:
-    """Return the tokens that the cache holds of a text now.
-
-    Args:
-        text: the text, or a copy of its cache.
-        layer: only this layer; None for all.
-        head: only this KV head; None for all.
-
-    Raises:
-        NativeError: no such layer.
-        IndexError: no such KV head.
-    """
+    """Return the tokens that the cache holds now, in one or all layers and KV heads."""
     if not text.evicting:
         everything = np.arange(text.n_tokens, dtype=np.int64)
         return KeptTokens(everything, np.ones_like(everything), np.zeros(len(everything)), pairs=1)

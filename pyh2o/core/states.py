@@ -26,7 +26,6 @@ _TOKENS_AT = HEADER_BYTES - 32
 
 
 def state_header(identity: bytes, tokens: Sequence[int] | IntArray) -> bytes:
-    """Return the header of the state of a text with these tokens."""
     of_tokens = hashlib.sha256(np.ascontiguousarray(tokens, np.int32).data).digest()
     return _HEADER.pack(_MAGIC, VERSION, identity, of_tokens)
 

@@ -40,8 +40,6 @@ class Text(EvaluatedText):
                 alone=self.model.n_texts == 1,
                 zero=not is_sound or self.model.has_recurrent_layers,
             )
-            if self.archive is not None:
-                self.archive.begin_text()
 
     def can_remove_tail(self, n_tokens: int) -> bool:
         """Return whether the text can be truncated to its first `n_tokens` tokens exactly."""
@@ -213,8 +211,6 @@ class Text(EvaluatedText):
                 another version. The text and the cache are then empty.
         """
         with self.lock:
-            if self.archive is not None:
-                self.archive.await_state()
             self.reset()
             try:
                 check_header(data, self.model.rows_identity, tokens)

@@ -38,12 +38,7 @@ class HasVocabulary(Protocol):
 
 
 def check_vocabulary(vocab: llama_vocab_p, *, add_bos: bool = False) -> None:
-    """Raise a ModelError if a vocabulary is missing or lacks BOS, for which llama.cpp would crash.
-
-    Args:
-        vocab: vocabulary of the model.
-        add_bos: whether to check BOS too.
-    """
+    """Raise a ModelError without a vocabulary, or without a required BOS: llama.cpp would crash."""
     if llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE:
         raise ModelError("the model's file has no vocabulary: use tokens instead of text")
     if add_bos and llama_vocab_get_add_bos(vocab) and llama_vocab_bos(vocab) < 0:
@@ -57,14 +52,8 @@ def tokenize(vocab: llama_vocab_p, text: bytes, *, add_bos: bool, special: bool)
     """Return the tokens of a text.
 
     Args:
-        vocab: vocabulary of the model.
-        text: UTF-8.
         add_bos: whether to add BOS if the model uses it.
         special: whether to parse the texts of special tokens.
-
-    Raises:
-        ModelError: the vocabulary or its BOS is missing.
-        RuntimeError: llama.cpp failed.
     """
     check_vocabulary(vocab, add_bos=add_bos)
     n_tokens = len(text) + 2  # enough in nearly all cases

@@ -30,23 +30,10 @@ class Weights:
     """A GGUF file loaded by llama.cpp.
 
     Args:
-        path: a GGUF file.
-        parameters: parameters of llama.cpp.
         rpc_servers: host:port of other machines that compute layers.
         loaded: False to load no weights and allocate no rows, to find out sizes only.
         rearranged: whether ggml may repack weights for the processor; None to test first whether
             the results are correct.
-        progress: called with 0 to 1 while the weights load.
-        verbose: show llama.cpp's log.
-
-    Raises:
-        PyH2OError: see `Llama`.
-
-    Attributes:
-        native: llama_cpp's internal object.
-        params: its llama_model_params.
-        file: identity of the loaded file.
-        metadata: metadata of the file.
     """
 
     def __init__(
@@ -118,7 +105,6 @@ class Weights:
         return native
 
     def close(self) -> None:
-        """Free the weights."""
         if self._offloading is not None:
             self._offloading.release()
         self.native.close()
@@ -130,7 +116,6 @@ class Weights:
 
     @property
     def address(self) -> int:
-        """Address of the `llama_model`."""
         return address(self.native.model)
 
 

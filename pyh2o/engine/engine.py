@@ -71,7 +71,6 @@ class Engine:
     several texts share, such as a system prompt, also becomes a snapshot.
 
     Args:
-        model_path: a GGUF file.
         texts: number of slots; more requests have to wait.
         reading: maximum prefill chunk while another text is generated. The chunk is small enough
             that a token of that text takes at most three times as long as usual.
@@ -79,18 +78,10 @@ class Engine:
 
     Raises:
         PyH2OError: as for `Llama`; SettingsError also for arguments that need a single text.
-
-    Attributes:
-        model: the model, for tokens, templates and metadata.
     """
 
     def __init__(
-        self,
-        model_path: str,
-        *,
-        texts: int = 8,
-        reading: int = READING,
-        **settings: Any,
+        self, model_path: str, *, texts: int = 8, reading: int = READING, **settings: Any
     ) -> None:
         _check(settings)
         self.model = load_model(model_path, n_texts=texts, shared=True, reading=reading, **settings)
@@ -124,17 +115,14 @@ class Engine:
 
     @property
     def n_slots(self) -> int:
-        """Number of slots."""
         return len(self._slots.all)
 
     @property
     def n_waiting(self) -> int:
-        """Number of requests that wait for a slot."""
         return len(self._waiting)
 
     @property
     def n_running(self) -> int:
-        """Number of requests in a slot."""
         return self._slots.n_taken
 
     @property
@@ -153,11 +141,7 @@ class Engine:
         return sum((slot.usage for slot in self._slots.all), Usage())
 
     def report(self) -> list[SlotReport]:
-        """Return the state of each slot, after the current batch; it contains no text.
-
-        Raises:
-            ClosedError: the engine was closed.
-        """
+        """Return the state of each slot, after the current batch; it contains no text."""
         with self._turn:
             if self._closed:
                 raise ClosedError("the engine is closed: create a new one")
@@ -174,14 +158,10 @@ class Engine:
         """Answer a request, in a slot that is free again when the iterator ends or is closed.
 
         Args:
-            request: the request.
-            terms: how the request waits for a slot.
             prompt: the prepared prompt; None to prepare it.
 
         Raises:
             BusyError: no slot was free in time.
-            ClosedError: the engine was closed.
-            PyH2OError, ValueError: as in `prepare` and `Answer`.
             BaseException: from `check` of the terms.
         """
         prepared = [(request, prompt or prepare(self.model, request))]
@@ -259,7 +239,6 @@ class Engine:
 
         Raises:
             BusyError: no slot was free in time.
-            ClosedError: the engine was closed.
             BaseException: from `check`.
         """
         ticket = (-priority, next(self._arrivals))

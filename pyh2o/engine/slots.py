@@ -32,7 +32,6 @@ class SlotReport:
     """State of a slot.
 
     Attributes:
-        running: whether a request uses the slot.
         kv: statistics of the cache; `kv.position` is the length of the text in tokens.
         recalled: spans of evicted tokens that were retrieved: (start, end), end not included.
     """
@@ -49,7 +48,6 @@ class Slot:
         text: the text, which stays until another one needs the slot.
         owner: the only object that may continue the text; None if any request may.
         keeps_text: whether the owner's text is here; the owner sets it.
-        prompt: tokens of the prompt.
         n_dropped: number of prompt tokens that the client has dropped from its request.
         shared_end: end of a prefix shared with other texts, at which a snapshot is taken; 0 for
             none.
@@ -86,24 +84,10 @@ class Slot:
         """Detach the callbacks of a finished request."""
         self.text.prompt_progress = self.text.while_reading = None
         self.text.model.batcher.leave(self.text.seq_id)
-        if self.owner is None:
-            self.leave_session()
-
-    def leave_session(self) -> None:
-        """Clear a text whose archive file belongs to a session."""
-        text = self.text
-        if text.archive is not None and text.archive.is_of_session:
-            with text.lock:
-                text.archive.leave()
-                text.reset()
 
 
 class Slots:
-    """All slots of an engine: some are taken, the others hold finished texts.
-
-    Attributes:
-        all: the slots, in the order of their sequences.
-    """
+    """All slots of an engine: some are taken, the others hold finished texts."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._snapshots = slots[0].text.model.snapshots
@@ -113,7 +97,6 @@ class Slots:
 
     @property
     def n_taken(self) -> int:
-        """Number of taken slots."""
         return len(self.all) - len(self._free)
 
     def is_taken(self, slot: Slot) -> bool:
@@ -135,7 +118,6 @@ class Slots:
         the prompt if its answer may evict rows that the same prompt would need again.
 
         Args:
-            tokens: the prompt.
             n_new: maximum tokens after the prompt; None for no limit.
         """
         prompt = np.asarray(tokens, dtype=np.intc)
@@ -234,7 +216,6 @@ class Slots:
         if slot.owner is None:
             self._snapshot(slot)
         slot.owner = None
-        slot.leave_session()
         slot.text.reset()
 
     def _snapshot_shared(self, slot: Slot) -> None:
@@ -242,7 +223,6 @@ class Slots:
         self._snapshot(slot, shared=True)
 
     def _snapshot(self, slot: Slot, *, shared: bool = False, is_prompt: bool = False) -> None:
-        """Take a snapshot of a slot."""
         take_snapshot(slot.text, _prompt_of(slot), shared=shared, is_prompt=is_prompt)
 
     def _stored(self, prompt: IntArray) -> Snapshot | None:

@@ -27,10 +27,7 @@ GPU_BACKENDS = ("cuda", "metal", "vulkan", "hip", "sycl")
 
 # Modules of llama_cpp that load a library, and the environment variables with its path.
 _LOADER_OF_LLAMA_CPP = "llama_cpp.llama_cpp"
-_PATH_VARIABLES = {
-    _LOADER_OF_LLAMA_CPP: "LLAMA_CPP_LIB_PATH",
-    "llama_cpp.mtmd_cpp": "MTMD_CPP_LIB",
-}
+_PATH_VARIABLES = {_LOADER_OF_LLAMA_CPP: "LLAMA_CPP_LIB_PATH", "llama_cpp.mtmd_cpp": "MTMD_CPP_LIB"}
 
 
 def package_folders(package: Path = _PACKAGE, search: Iterable[str] | None = None) -> list[str]:
@@ -97,12 +94,7 @@ def lend_to_llama_cpp() -> None:
 
 
 def check_library() -> None:
-    """Check that llama_cpp runs on pyh2o's library.
-
-    Raises:
-        LibraryError: nothing was installed from this checkout, or llama_cpp was imported before
-            pyh2o and has loaded another library.
-    """
+    """Check that llama_cpp runs on pyh2o's library."""
     if not LIBRARY_FOLDER.exists():
         raise LibraryError(
             f"{_PACKAGE} is the source of pyh2o and has no compiled library: run `make build` "

@@ -74,11 +74,7 @@ class _Place(ctypes.Structure):
 
 
 class Device:
-    """A processor of this machine or of another one.
-
-    Attributes:
-        address: of ggml's device.
-    """
+    """A processor of this machine or of another one."""
 
     def __init__(self, address: int) -> None:
         self.address = address
@@ -107,7 +103,6 @@ def type_name(number: int) -> str:
 
 
 def is_float(number: int) -> bool:
-    """Return whether a type is f32, f16 or bf16."""
     return number in _FLOATS
 
 
@@ -129,7 +124,6 @@ def discrete_gpus() -> list[Device]:
 
 
 def cpu() -> Device:
-    """Return the CPU of this machine."""
     return _devices_of_kind(_CPU)[0]
 
 

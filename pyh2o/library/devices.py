@@ -65,22 +65,16 @@ def _backends() -> list[str]:
     return list(cast(list[str], build_info()["backends"]))
 
 
-def fit_layers(
-    layers: Sequence[int], gpus: Sequence[Device], margin: int = MARGIN
-) -> tuple[int, str]:
+def fit_layers(layers: Sequence[int], gpus: Sequence[Device]) -> tuple[int, str]:
     """Return how many layers fit on GPUs, counting the output as one, and a line for the user.
 
-    llama.cpp distributes the last layers over the GPUs by their free memory.
-
-    Args:
-        layers: bytes of weights and cache of each layer; the last one is the output.
-        gpus: at least one.
-        margin: bytes of each GPU that stay free.
+    llama.cpp distributes the last layers over the GPUs by their free memory. `layers` are the bytes
+    of weights and cache of each layer; the last one is the output.
     """
     free = sum(gpu.free_bytes() for gpu in gpus)
     names = ", ".join(gpu.name for gpu in gpus)
     used = [*accumulate(reversed(layers))]
-    n_layers = sum(size <= free - margin * len(gpus) for size in used)
+    n_layers = sum(size <= free - MARGIN * len(gpus) for size in used)
     if n_layers == 0:
         return 0, f"no layer fits on {names} ({_gib(free)} GiB free): running on the CPU"
     sizes = f"{_gib(used[n_layers - 1])} of {_gib(free)} GiB"

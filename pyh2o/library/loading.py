@@ -20,7 +20,6 @@ _VARIABLE = "GGML_BACKEND_PATH"
 
 
 def open_ggml(folder: Path) -> Any:
-    """Open the library that loads backends."""
     (path,) = folder.glob("libggml.*")
     ggml = ctypes.CDLL(str(path))
     ggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p
@@ -32,12 +31,6 @@ def load_backends(ggml: Any, folder: Path) -> None:
 
     llama.cpp would load them from the current folder and that of the Python executable. CPU
     variants that gave wrong results on this processor are skipped.
-
-    Args:
-        ggml: `open_ggml(folder)`.
-
-    Raises:
-        LibraryError: no CPU variant runs on this processor.
     """
     if hasattr(ggml, "ggml_backend_cpu_reg"):
         return
@@ -67,11 +60,7 @@ def variants(folder: Path) -> list[Path]:
 
 
 def without_variants(folder: Path, passed_over: Collection[str]) -> list[Path]:
-    """Return the backends that ggml would load without some CPU variants.
-
-    Args:
-        passed_over: file names of the variants.
-    """
+    """Return the backends that ggml would load without some CPU variants."""
     scores = {path: _score(path) for path in variants(folder) if path.name not in passed_over}
     best = max(scores, key=lambda path: scores[path], default=None)
     others = [

@@ -32,7 +32,6 @@ _ARM = ("aarch64", "arm64")
 
 
 def cpu_name() -> str:
-    """Return the processor's model."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 

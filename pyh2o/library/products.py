@@ -73,15 +73,7 @@ class Products:
 
 
 def may_rearrange(types: Iterable[int], *, on_gpus: bool) -> bool:
-    """Return whether ggml may rearrange weights of these types; warn if it may not.
-
-    Args:
-        types: ggml's numbers; types that are not for weights are ignored.
-        on_gpus: whether GPUs compute layers, too.
-
-    Raises:
-        LibraryError: products of a type are wrong either way.
-    """
+    """Return whether ggml may rearrange weights of these types; warn if it may not."""
     types = [n for n in types if n in weight_types()]
     all_of = [find_products(types, on_gpus=where) for where in sorted({False, on_gpus})]
     for products in all_of:
@@ -94,13 +86,7 @@ def may_rearrange(types: Iterable[int], *, on_gpus: bool) -> bool:
 
 
 def find_products(types: Iterable[int], *, on_gpus: bool, anew: bool = False) -> Products:
-    """Look up the results for types of weights, and try the others.
-
-    Args:
-        types: ggml's numbers.
-        on_gpus: whether GPUs compute layers.
-        anew: try all of them again.
-    """
+    """Look up the results for types of weights, and try the others, or all `anew`."""
     gpus = ", ".join(gpu_names()) if on_gpus else ""
     names = {n: type_name(n) for n in types}
     keys = {n: f"{name} on {gpus}" if gpus else name for n, name in names.items()}
@@ -126,12 +112,7 @@ def find_products(types: Iterable[int], *, on_gpus: bool, anew: bool = False) ->
 
 
 def _next_variant(types: Sequence[int], products: Products) -> str | None:
-    """Select the best CPU variant with right products for the next process.
-
-    Returns:
-        the message to start again, since this process has loaded a wrong variant; None if all
-        variants are wrong.
-    """
+    """Select the best correct CPU variant for the next process; return the message to restart."""
     before, why = read_verdicts(), _listed(products.wrong)
     passed_over = before.passed_over
     library = first = Path(cpu_library()).name
@@ -152,12 +133,7 @@ def _listed(reasons: Mapping[str, str]) -> str:
 def _try(
     types: Sequence[int], *, on_gpus: bool = False, rearranged: bool = True
 ) -> tuple[str, dict[int, str]]:
-    """Try types of weights in other processes.
-
-    Returns:
-        the library that computed, or ""; and the error of each type that could be tried, "" for
-        none.
-    """
+    """Try types of weights in other processes; return the library and each type's error or ""."""
     library, wrong = "", {}
     while left := [n for n in types if n not in wrong]:
         code, printed = _run(left, on_gpus=on_gpus, rearranged=rearranged)

@@ -36,11 +36,7 @@ _VERSION = (7, 0)
 
 
 def parse_servers(given: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return the distinct servers in texts such as "10.0.0.2:50052,10.0.0.3:50052".
-
-    Raises:
-        SettingsError: one is not host:port.
-    """
+    """Return the distinct servers in texts such as "10.0.0.2:50052,10.0.0.3:50052"."""
     texts = [given] if isinstance(given, str) else given or ()
     return tuple(
         dict.fromkeys(_checked(item.strip()) for text in texts for item in text.split(","))
@@ -58,11 +54,7 @@ def _checked(server: str) -> str:
 
 
 def check_server(server: str) -> None:
-    """Check that a compatible server answers.
-
-    Raises:
-        ServerError: it cannot be reached, is busy, or is of another version.
-    """
+    """Check that a compatible server answers."""
     host, _, port = server.partition(":")
     start = f"start `pyh2o rpc-server --port {port}` on {host}"
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
@@ -97,13 +89,6 @@ class Offloading:
     """The servers' devices and local GPUs that one model is distributed over.
 
     Other models of the process do not use these servers.
-
-    Args:
-        servers: host:port of each; at least one.
-
-    Raises:
-        ServerError: a server cannot be used, or the build has no RPC.
-        SettingsError: llama.cpp supports fewer devices.
     """
 
     def __init__(self, servers: Sequence[str]) -> None:
@@ -123,7 +108,6 @@ class Offloading:
         _set_abort_callback(_BEFORE_ABORT)
 
     def hand_to(self, params: Any) -> None:
-        """Set the devices in the parameters of a model."""
         params.devices = ctypes.addressof(self._addresses)
 
     def hold(self) -> None:
@@ -131,7 +115,6 @@ class Offloading:
         _HELD.add(self)
 
     def holds(self, server: str) -> bool:
-        """Return whether a server is one of these."""
         return server in self._servers
 
     def release(self) -> None:
@@ -159,10 +142,6 @@ def _devices_behind(server: str) -> list[Device]:
         raise ServerError(f"the RPC server on {server} offers no device: start it with one")
     return backends.devices_of(registry)
 
-
-# -------------------------------------------------------------------------------------------------
-# Lost connections
-# -------------------------------------------------------------------------------------------------
 
 _LOST = (
     "the connection to an RPC server is lost, and llama.cpp ends this program: start the server "

@@ -18,11 +18,7 @@ from .backends import Device
 
 
 def free_address(host: str, port: int) -> tuple[str, int]:
-    """Return the IPv4 address and the port to listen on; a free port for 0.
-
-    Raises:
-        ServerError: the port is in use, or there is no such address.
-    """
+    """Return the IPv4 address and the port to listen on; a free port for 0."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -38,7 +34,6 @@ def free_address(host: str, port: int) -> tuple[str, int]:
 
 
 def lets_others_in(address: str) -> bool:
-    """Return whether other machines can reach an address."""
     return not ipaddress.ip_address(address).is_loopback
 
 
@@ -59,9 +54,6 @@ def run(
 
     Must be called in the main thread of a process that does nothing else. `on_ready` is called
     when the server listens, `on_end` at Ctrl-C.
-
-    Raises:
-        ServerError: the build has no RPC, or the port is in use.
     """
     start = backends.backend_function(
         "RPC",

@@ -43,11 +43,7 @@ _EXPERTS_MAY_BE_ONE = ("hunyuan-dense", "hunyuan_vl")
 
 
 def check_file(path: str) -> None:
-    """Refuse a path that is not a GGUF file.
-
-    Raises:
-        ModelError: the file is missing, or not a GGUF file.
-    """
+    """Refuse a path that is not a GGUF file."""
     file = Path(path)
     if not file.exists():
         raise ModelError(f"there is no model file {path}: check the path")
@@ -66,11 +62,6 @@ class _SystemPath(str):
 
 
 def native_model(path: str, params: Any, *, verbose: bool) -> Any:
-    """Load a model with llama.cpp's parameters.
-
-    Raises:
-        ModelError: llama.cpp cannot load it.
-    """
     try:
         return internals.LlamaModel(path_model=_SystemPath(path), params=params, verbose=verbose)
     except ValueError as error:
@@ -78,7 +69,6 @@ def native_model(path: str, params: Any, *, verbose: bool) -> Any:
 
 
 def load_failure(path: str) -> str:
-    """Return the message for a model that llama.cpp cannot load."""
     return (
         f"llama.cpp cannot load {path}: the file is damaged or of an unknown architecture; "
         "verbose=True (--verbose) shows its log"
@@ -93,16 +83,11 @@ def check_header(
     Only the headers of its files are read.
 
     Args:
-        model_path: of an existing file.
         on_cpu: all layers will be computed on the CPU, where ggml supports fewer types of vectors.
-        verbose: show llama.cpp's log.
 
     Returns:
         whether llama.cpp may map the model into memory, for which it asserts the alignment of
         tensors; and ggml's numbers of the types of tensors.
-
-    Raises:
-        ModelError: the file is damaged, or other files of the model are missing.
     """
     first, *others = files_of(Path(model_path)) or [Path(model_path)]
     with _opened(first, verbose=verbose) as file:

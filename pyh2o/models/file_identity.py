@@ -15,12 +15,7 @@ HEADER_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """A file at the time of `identify`.
-
-    Attributes:
-        path: absolute.
-        sha256: of its header, in hexadecimal digits.
-    """
+    """A file at the time of `identify`, with the SHA-256 of its header."""
 
     path: Path
     bytes: int
@@ -32,11 +27,6 @@ class FileIdentity:
 
 
 def identify(path: str | os.PathLike[str]) -> FileIdentity:
-    """Identify a file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
     path = Path(path).absolute()
     with path.open("rb") as file:
         header = file.read(HEADER_BYTES)

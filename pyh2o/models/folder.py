@@ -43,11 +43,7 @@ def models_folder() -> Path:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Create the models folder, or remove interrupted downloads that are too old to resume.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """Create the models folder, or remove interrupted downloads that are too old to resume."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in [*folder.glob(f"{PACKAGE_PREFIX}*"), *folder.glob(f"{HUB_PREFIX}*")]:
         with suppress(OSError):  # another process has removed it
@@ -56,11 +52,7 @@ def prepare_folder(folder: Path) -> None:
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Refuse to fetch `needed` bytes to a disk with less free space.
-
-    Raises:
-        ModelError: the disk has less.
-    """
+    """Refuse to fetch `needed` bytes to a disk with less free space."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ModelError(
@@ -70,7 +62,6 @@ def check_space(folder: Path, needed: int) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):

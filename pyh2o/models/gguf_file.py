@@ -22,8 +22,6 @@ UINT16, UINT32, INT32, FLOAT32, STRING, ARRAY = 2, 4, 5, 6, 8, 9
 
 
 class _InitParams(ctypes.Structure):
-    """struct gguf_init_params."""
-
     _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
 
 
@@ -57,12 +55,7 @@ _FIRST_FILE = "-00001-of-"
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of the header.
-
-    Attributes:
-        start, end: offsets in the file, in bytes.
-        kind: ggml's number of its type.
-    """
+    """A tensor of the header: offsets in the file, and ggml's number of its type."""
 
     name: str
     start: int
@@ -71,11 +64,7 @@ class Tensor:
 
 
 class GgufFile:
-    """The header of a file; a context manager that closes it.
-
-    Raises:
-        ModelError: the file is missing, or ggml cannot read its header.
-    """
+    """The header of a file; a context manager that closes it."""
 
     def __init__(self, path: Path) -> None:
         self._file = _open(os.fsencode(path), _InitParams(no_alloc=True, context=None))
@@ -119,11 +108,7 @@ class GgufFile:
         return list((ctypes.c_uint32 * n).from_address(_array_data(self._file, index)))
 
     def repeated_token(self) -> int | None:
-        """Return the first token with the same text as an earlier one, or None.
-
-        Raises:
-            MemoryError: there is too little memory.
-        """
+        """Return the first token with the same text as an earlier one, or None."""
         token = ffi.new("int64_t *")
         file = ffi.cast("struct gguf_context *", self._file)
         if lib.llama_h2o_find_repeated_token(file, token) != lib.LLAMA_H2O_OK:
@@ -131,7 +116,6 @@ class GgufFile:
         return None if token[0] < 0 else int(token[0])
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield all tensors, in the order of the header."""
         begin = _data_offset(self._file)
         for i in range(_count(self._file)):
             name = _name(self._file, i).decode(errors="replace")

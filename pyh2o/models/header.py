@@ -28,10 +28,8 @@ class ModelHeader:
 
     Attributes:
         has_embeddings: whether it is an embedding model with a known kind of pooling.
-        trained_context: tokens.
         causal: whether a token attends to earlier tokens only.
         n_head: query heads of the layer that has most.
-        file_bytes: of all its files.
     """
 
     has_embeddings: bool
@@ -43,11 +41,7 @@ class ModelHeader:
 
 
 def read_header(path: str | os.PathLike[str]) -> ModelHeader:
-    """Read the header of a model, including the vocabulary.
-
-    Raises:
-        ModelError: the file is missing or llama.cpp cannot read it.
-    """
+    """Read the header of a model, including the vocabulary."""
     name = os.fspath(path)
     check_file(name)
     check_header(name)

@@ -34,13 +34,7 @@ _MOST_BYTES = 50_000_000_000
 
 @dataclass(frozen=True)
 class Chosen:
-    """A model of a repository.
-
-    Attributes:
-        repository: owner/name.
-        revision: the commit that was listed.
-        model: its files.
-    """
+    """A model of a repository, at the commit that was listed."""
 
     repository: str
     revision: str
@@ -48,17 +42,7 @@ class Chosen:
 
 
 def choose_on_hub(repository: str, wanted: str | None) -> Chosen:
-    """List the models of a repository and choose one.
-
-    Args:
-        repository: owner/name.
-        wanted: a quantisation or a file name; None for Q4_K_M, or the only model.
-
-    Raises:
-        ModelError: there is no such repository or model, several models match, the hub does not
-            answer, or a file has no hash or is too large.
-        MissingPackageError: huggingface_hub is not installed.
-    """
+    """Choose a model of a repository by quantisation or file name; see `choose`."""
     api = _huggingface_hub().HfApi()
     with _explained(repository):
         info = api.model_info(repository, files_metadata=True)
@@ -98,10 +82,6 @@ def fetch_chosen(chosen: Chosen, progress: Progress | None = None) -> Fetched:
 
     Returns:
         The first of its files.
-
-    Raises:
-        ModelError: the network fails, the repository is gated, the disk is full, or a hash does not
-            match.
     """
     folder = models_folder()
     names = [file.name for file in chosen.model.files]
@@ -122,11 +102,7 @@ def fetch_chosen(chosen: Chosen, progress: Progress | None = None) -> Fetched:
 
 
 def _is_present(path: Path, file: HubFile) -> bool:
-    """Return whether a file was fetched before.
-
-    Raises:
-        ModelError: another file has its name.
-    """
+    """Return whether a file was fetched before; a different file of its name is an error."""
     if not path.exists():
         return False
     same_size = path.is_file() and path.stat().st_size == file.bytes
@@ -136,12 +112,6 @@ def _is_present(path: Path, file: HubFile) -> bool:
 
 
 def _download(chosen: Chosen, partials: list[Partial], progress: Progress | None) -> None:
-    """Append the missing bytes to partial files.
-
-    Raises:
-        ModelError: the hub does not send them.
-        OSError: the disk fails.
-    """
     hub = _huggingface_hub()
     headers = hub.utils.build_hf_headers(library_name="pyh2o")
     headers["Accept-Encoding"] = "identity"  # byte ranges are those of the uncompressed file
@@ -165,11 +135,7 @@ def _download(chosen: Chosen, partials: list[Partial], progress: Progress | None
 
 
 class Partial(io.BufferedWriter):
-    """A partial download, locked against other programs. An empty one is removed at the end.
-
-    Raises:
-        ModelError: another program is writing it.
-    """
+    """A partial download, locked against other programs. An empty one is removed at the end."""
 
     def __init__(self, folder: Path, file: HubFile) -> None:
         self.path = folder / f"{HUB_PREFIX}{file.sha256}.part"
@@ -186,17 +152,12 @@ class Partial(io.BufferedWriter):
             self.truncate()
 
     def write(self, data: Any) -> int:
-        """Write what has arrived, and report it."""
         n_bytes = super().write(data)
         self.on_write()
         return n_bytes
 
     def check(self) -> None:
-        """Flush to the disk and compare the hash.
-
-        Raises:
-            ModelError: it does not match; the file is removed.
-        """
+        """Flush to the disk and compare the hash."""
         flush_to_disk(self)
         if sha256_of(self.path) != self.file.sha256:
             self.path.unlink()
@@ -219,11 +180,7 @@ class Partial(io.BufferedWriter):
 
 
 def _huggingface_hub() -> Any:
-    """Return the package, with its progress bars and warnings turned off.
-
-    Raises:
-        MissingPackageError: it is not installed.
-    """
+    """Return the package, with its progress bars and warnings turned off."""
     try:
         import huggingface_hub
         import huggingface_hub.file_download
@@ -238,11 +195,7 @@ def _huggingface_hub() -> Any:
 
 @contextmanager
 def _explained(repository: str) -> Iterator[None]:
-    """Convert the exceptions of huggingface_hub to one line with the cure; pass disk errors on.
-
-    Raises:
-        ModelError: the hub refuses, cannot be reached, or something else answers.
-    """
+    """Convert the exceptions of huggingface_hub to one line with the cure; pass disk errors on."""
     from huggingface_hub import constants, errors
 
     cures: dict[type[Exception], str] = {

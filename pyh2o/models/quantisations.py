@@ -30,7 +30,6 @@ class HubFile:
 
     @property
     def name(self) -> str:
-        """Without folders."""
         return PurePosixPath(self.path).name
 
 
@@ -50,12 +49,10 @@ class HubModel:
 
     @property
     def name(self) -> str:
-        """Without folders."""
         return PurePosixPath(self.path).name
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
         return sum(file.bytes for file in self.files)
 
 
@@ -81,14 +78,7 @@ def quantisation_of(path: str) -> str:
 
 
 def choose(models: Sequence[HubModel], wanted: str | None) -> HubModel:
-    """Return the wanted model of a repository.
-
-    Args:
-        wanted: a quantisation or a file name; None for `PREFERRED`, or the only model.
-
-    Raises:
-        ModelError: no or several models match; the message lists all of them.
-    """
+    """Return the model with a quantisation or file name; by default `PREFERRED` or the only one."""
     if wanted is None and len(models) == 1:
         return models[0]
     wanted = wanted or PREFERRED

@@ -40,9 +40,6 @@ def parse_policy(text: str | Policy) -> Policy:
 
     The name is one of `POLICIES`, or `file.py:Class`. This is the inverse of `str(policy)`, except
     for classes of modules. A policy is returned as is.
-
-    Raises:
-        SettingsError: unknown policy, file or parameter, or a value out of its limits.
     """
     if isinstance(text, Policy):
         return text

@@ -33,8 +33,6 @@ class JsonAnswer(Response):
     """A JSON response from a model.
 
     Args:
-        request: the request to answer.
-        source: the model.
         work: called in a thread with the loaded model; returns the JSON.
         keep_alive: idle seconds after which the model is closed (see `ServedModels.lease`).
     """
@@ -93,11 +91,7 @@ class EventAnswer(JsonAnswer):
 
 
 class Events:
-    """Sends events to a client, from the thread that computes them.
-
-    Attributes:
-        started: whether the status has been sent.
-    """
+    """Sends events to a client, from the thread that computes them."""
 
     def __init__(self, send: Send, client: TaskGroup, dialect: Dialect) -> None:
         self._send = send
@@ -142,7 +136,6 @@ class Events:
                 await self._put(self._dialect.ping)
 
     async def end(self, last: str) -> None:
-        """Send the last event."""
         await self._put(last, is_last=True)
 
     async def _put(self, text: str, *, is_last: bool = False) -> None:

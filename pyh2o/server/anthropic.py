@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import model_validator
 
@@ -16,7 +16,7 @@ from .bodies import ChatBody, JoinedText, Strict
 from .custom_tools import OTHER
 from .dialect import Dialect, Refusal, named_event
 from .refusals import INTERNAL, wrong_field
-from .requests import CheckedRoute
+from .requests import routes_of
 from .served_model import ServedModel
 from .written import Block, Written, arguments_of, body_of, written
 
@@ -43,11 +43,7 @@ def _error(refusal: Refusal) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": refusal.message}}
 
 
-class _Route(CheckedRoute):
-    dialect = Dialect(error=_error, line=named_event)
-
-
-anthropic_routes = APIRouter(route_class=_Route)
+anthropic_routes = routes_of(Dialect(error=_error, line=named_event))
 
 
 class _Message(Strict):
@@ -82,11 +78,6 @@ class CountBody(Strict):
     tool_choice: dict[str, Any] | None = None
 
     def chat(self, **more: Any) -> ChatBody:
-        """Return the request as an OpenAI chat.
-
-        Raises:
-            RefusedError: a field is wrong.
-        """
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [
             each for n, message in enumerate(self.messages) for each in _converted(message, n)

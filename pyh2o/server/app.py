@@ -54,7 +54,6 @@ def create_app(
 
     Args:
         models: the models to serve; the application owns them from now on.
-        api_key: bearer token that clients have to send; None for no authentication.
         allowed_origins: other origins whose web pages may read responses, such as
             http://localhost:3000.
     """
@@ -83,16 +82,7 @@ def create_app(
 
 
 def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None:
-    """Serve until Ctrl-C or SIGTERM; requests in flight end at their next token.
-
-    Args:
-        app: from `create_app`.
-        listener: a bound socket.
-        verbose: log every request.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C ended the server.
-    """
+    """Serve until Ctrl-C (a KeyboardInterrupt) or SIGTERM; requests end at their next token."""
     config = server_config(
         app,
         log_level="info" if verbose else "warning",
@@ -103,7 +93,6 @@ def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None
 
 
 def server_config(app: FastAPI, **settings: Any) -> uvicorn.Config:
-    """Return the settings of uvicorn, with more of them."""
     # The app has no lifespan events, and a second Ctrl-C during them would print a traceback.
     return uvicorn.Config(
         app,
@@ -139,10 +128,6 @@ class _Server(uvicorn.Server):
         self.config.app.state.models.shut_down()  # type: ignore[union-attr]
         super().handle_exit(*args)
 
-
-# ---------------------------------------------------------------------------------------------
-# Routes
-# ---------------------------------------------------------------------------------------------
 
 routes = APIRouter(route_class=CheckedRoute)
 dialects = (openai_routes, responses_routes, anthropic_routes, llama_server_routes, ollama_routes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -28,6 +29,7 @@ from ..system.integers import LARGEST_INT32
 from ..writing.grammar import Grammar
 from ..writing.pictures import PICTURES, picture_of
 from ..writing.prompt import infill_tokens
+from ..writing.sampler import SamplerSettings
 from ..writing.sampling import LARGEST_SEED, RANDOM_SEEDS, Sampling
 from .constraints import (
     CONSTRAINTS,
@@ -44,15 +46,7 @@ from .refusals import wrong_field
 N_SEEDS = LARGEST_SEED + 1
 DEPRECATED = {"functions": "tools", "function_call": "tool_choice"}
 NOT_EMPTY = ("system", "developer", "user", "tool")
-SAMPLERS = (
-    "temperature", "top_p", "min_p", "typical_p", "top_k", "repeat_penalty", "presence_penalty",
-    "frequency_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta",
-)  # fmt: skip
-# Samplers that llama_cpp lacks.
-MORE_SAMPLERS = (
-    "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
-    "dry_sequence_breakers", "xtc_probability", "xtc_threshold",
-)  # fmt: skip
+SAMPLERS = tuple(each.name for each in fields(SamplerSettings) if each.name != "seed")
 # Fields of other servers that ban words or tokens.
 BANS = (
     "banned_strings", "banned_tokens", "custom_token_bans", "bad_words", "bad_words_ids",
@@ -99,7 +93,6 @@ class Strict(BaseModel):
 
 
 def _texts(given: object) -> object:
-    """Return a list of texts; each is a string or a list of tokens."""
     is_list = isinstance(given, list) and not (given and _is_token(given[0]))
     texts: list[Any] = given if is_list else [given]  # type: ignore[assignment]
     for each in texts or [None]:
@@ -175,11 +168,6 @@ Content = Annotated[Any, BeforeValidator(_with_pictures)]
 # ---------------------------------------------------------------------------------------------
 
 
-def without_minus_1(given: object) -> object:
-    """Return None for -1, which many clients send for "not set"."""
-    return None if given == -1 else given
-
-
 def _not_false(given: object) -> object:
     return None if given is False else given
 
@@ -194,7 +182,6 @@ def _biases(given: object) -> object:
 
 
 def named(*names: str) -> Any:
-    """Return a field with several names."""
     return Field(validation_alias=AliasChoices(*names))
 
 
@@ -265,7 +252,7 @@ class Body(Strict):
                 continue
             if name in BANS:
                 raise wrong_field(name, "not supported: omit it, or use logit_bias")
-            supported = ", ".join((*SAMPLERS, *MORE_SAMPLERS))
+            supported = ", ".join(SAMPLERS)
             raise wrong_field(name, f"unsupported sampler: omit it, or use one of {supported}")
         return data
 
@@ -313,11 +300,6 @@ class CompletionBody(Body):
     best_of: Literal[1] = 1
 
     def prompts(self, model: Model) -> list[str | list[int]]:
-        """Return the prompts.
-
-        Raises:
-            RefusedError: the model cannot fill a gap before a suffix.
-        """
         if self.suffix is not None and infill_tokens(model) is None:
             raise wrong_field("suffix", "the model cannot fill gaps: omit it")
         return self.prompt

@@ -18,11 +18,7 @@ STRUCTURED = {name: f"guided_{name}" for name in ("json", "regex", "choice", "gr
 
 
 def wanted_schema(response_format: object) -> Any:
-    """Return the JSON schema of a response format; None for any text.
-
-    Raises:
-        ValueError: the format is invalid.
-    """
+    """Return the JSON schema of a response format; None for any text."""
     match response_format:
         case {"type": "text"}:
             return None
@@ -37,11 +33,7 @@ def wanted_schema(response_format: object) -> Any:
 
 
 def without_structured_outputs(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a body with vLLM's `structured_outputs` under their older names.
-
-    Raises:
-        ValueError: `structured_outputs` has an unknown field.
-    """
+    """Return the fields of a body with vLLM's `structured_outputs` under their older names."""
     left = dict(fields)
     given = left.pop("structured_outputs", None) or {}
     given = {name: value for name, value in given.items() if value not in (None, False)}
@@ -66,11 +58,6 @@ def read_json(schema: object) -> object:
 
 
 def grammar_of_field(name: str, value: Any) -> Grammar:
-    """Return the grammar of a field of `CONSTRAINTS`.
-
-    Raises:
-        GrammarError: the value cannot be parsed, or is not supported.
-    """
     if name in SCHEMAS:
         return Grammar.of_schema(value, name)
     if name == "guided_regex":
@@ -81,11 +68,7 @@ def grammar_of_field(name: str, value: Any) -> Grammar:
 
 
 def checked(name: str, value: Any) -> Any:
-    """Return the value of a field of `CONSTRAINTS`.
-
-    Raises:
-        ValueError: no grammar can be made of it.
-    """
+    """Return the value of a field of `CONSTRAINTS`; raise a ValueError if it has no grammar."""
     try:
         if value not in (None, ""):
             grammar_of_field(name, value)

@@ -8,11 +8,7 @@ from typing import Any
 
 # Type of tools that the provider runs itself, such as web_search.
 OTHER = "other"
-_PARAMETERS = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
+_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
 def as_function(tool: Any) -> Any:
@@ -33,7 +29,6 @@ def as_function(tool: Any) -> Any:
 
 
 def as_function_call(call: Any) -> Any:
-    """Return a call of a custom tool as a function call."""
     match call:
         case {"type": "custom", "custom": {"name": name, "input": text}, **about}:
             function = {"name": name, "arguments": json.dumps({"input": text})}

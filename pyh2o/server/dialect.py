@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 
 def data_line(event: Any) -> str:
-    """Return a server-sent event without a name."""
     return f"data: {json.dumps(event)}\n\n"
 
 
@@ -34,9 +33,7 @@ class Dialect:
     Attributes:
         error: returns the JSON of an error, also within a stream.
         line: returns the text of an event.
-        end: text after the last event.
         ping: text that clients skip.
-        media_type: of a stream.
     """
 
     error: Callable[[Refusal], Any] = lambda refusal: refusal.body()

@@ -18,12 +18,7 @@ from .served_model import Served
 
 
 class EmbeddingModel(Served):
-    """An embedding model; requests take turns after each text.
-
-    Attributes:
-        embedder: the model.
-        prompt_tokens: tokens of all texts so far.
-    """
+    """An embedding model; requests take turns after each text."""
 
     def __init__(self, embedder: Embedder, name: str, limits: Limits) -> None:
         super().__init__(embedder, name, limits)
@@ -33,7 +28,6 @@ class EmbeddingModel(Served):
 
     @property
     def longest_prompt(self) -> int:
-        """Maximum tokens of a text."""
         return self.embedder.window
 
     def grown_bytes(self) -> int:
@@ -48,17 +42,7 @@ class EmbeddingModel(Served):
     def embed(
         self, body: EmbeddingBody, *, name: str = "input", truncate: bool = False
     ) -> dict[str, Any]:
-        """Return the normalized vectors of all texts of a request.
-
-        Args:
-            body: the texts.
-            name: field of the texts, for errors.
-            truncate: truncate texts that are too long.
-
-        Raises:
-            RefusedError: a text is too long or empty, or the dimensions are not the model's.
-            BusyError: the wait was too long.
-        """
+        """Return the normalized vectors of the texts in the field `name` of a request."""
         n_values = self.embedder.n_values
         if body.dimensions not in (None, n_values):
             raise wrong_field(

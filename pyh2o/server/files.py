@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import binascii
 import io
-import json
 from base64 import b64decode
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from ..errors import MissingPackageError
 from .bodies import Strict
+from .dialect import data_line
 from .refusals import RefusedError, logged_refusal
 from .requests import CheckedRoute
 
@@ -35,10 +35,11 @@ def _text(request: Request, body: PDFBody) -> StreamingResponse:
     def events() -> Iterator[str]:
         try:
             for number, page in enumerate(reader.pages, 1):
-                yield _line({"page": number, "of": len(reader.pages), "text": page.extract_text()})
+                text = page.extract_text()
+                yield data_line({"page": number, "of": len(reader.pages), "text": text})
         except Exception as error:  # pypdf raises many types for damaged files
             logged_refusal(request.scope, error)
-            yield _line(_damaged(body.name).body())
+            yield data_line(_damaged(body.name).body())
 
     return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -60,7 +61,3 @@ def _opened(body: PDFBody) -> Any:
 
 def _damaged(name: str) -> RefusedError:
     return RefusedError(400, f"cannot read {name} as PDF: save it again, or as text")
-
-
-def _line(event: Any) -> str:
-    return f"data: {json.dumps(event)}\n\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BeforeValidator, Field
 
@@ -16,27 +16,13 @@ from ..writing.events import Content
 from ..writing.logprobs import chat_logprobs
 from ..writing.prompt import infill_prompt, prompt_text
 from .answers import JsonAnswer, models_of
-from .bodies import (
-    MORE_SAMPLERS,
-    SAMPLERS,
-    CompletionBody,
-    Limit,
-    Strict,
-    Texts,
-    TopCount,
-    named,
-)
+from .bodies import SAMPLERS, CompletionBody, Limit, Strict, Texts, TopCount, named
 from .dialect import Dialect
-from .requests import CheckedRoute
+from .requests import routes_of
 from .served_model import ServedModel
 from .written import Written, written
 
-
-class _Route(CheckedRoute):
-    dialect = Dialect()
-
-
-llama_server_routes = APIRouter(route_class=_Route)
+llama_server_routes = routes_of(Dialect())
 
 # llama.cpp's names of finish reasons.
 STOP_TYPES = {"stop": "eos", "length": "limit"}
@@ -67,7 +53,6 @@ class InfillBody(NativeBody):
     input_extra: list[_File] = Field([])
 
     def prompts(self, model: Model) -> list[str | list[int]]:
-        """Return the tokens of the fill-in-the-middle prompt."""
         start = prompt_text(model, self.prompt[0])
         files = [(file.filename, file.text) for file in self.input_extra]
         return [infill_prompt(model, self.input_prefix + start, self.input_suffix, files)]
@@ -146,16 +131,13 @@ def _timing(name: str, n: int, seconds: float) -> dict[str, float]:
 
 
 def _probabilities(text: Written) -> list[dict[str, Any]]:
-    """Return the requested log probabilities of the tokens since the last call."""
     records = text.take_logprobs()
     found: list[dict[str, Any]] = chat_logprobs(records, text.body.logprobs or 0)["content"]
     return found
 
 
 def _settings(model: ServedModel, body: CompletionBody | Any) -> dict[str, Any]:
-    about = body.model_dump(
-        include={*SAMPLERS, *MORE_SAMPLERS, "seed", "stop", "max_tokens", "grammar"}
-    )
+    about = body.model_dump(include={*SAMPLERS, "seed", "stop", "max_tokens", "grammar"})
     limit = -1 if body.max_tokens is None else body.max_tokens
     return {**about, "n_predict": limit, "n_ctx": model.longest_prompt}
 
@@ -223,10 +205,7 @@ async def _props(request: Request, model: str | None = None) -> Response:
             "chat_template": model.metadata.get("tokenizer.chat_template", ""),
             "bos_token": _special_text(model, model.token_bos()),
             "eos_token": _special_text(model, model.native.token_eos()),
-            "modalities": {
-                "vision": model.projector is not None and model.projector.sees,
-                "audio": model.projector is not None and model.projector.hears,
-            },
+            "modalities": {"vision": served.senses["sees"], "audio": served.senses["hears"]},
             "build_info": f"pyh2o {__version__}",
         }
 

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request
 from ..core.recommended import recommend
 from ..models.names import list_models, readable_name, whole_name
 from .answers import models_of
-from .models import AnyModel
 from .requests import CheckedRoute
 from .served_model import ServedModel
 
@@ -24,7 +23,7 @@ def _machine(request: Request) -> dict[str, Any]:
             "name": source.name,
             "bytes": source.identity.bytes if source.identity else source.needed_bytes,
             "writes": not source.embeds,
-            **_senses(source.model),
+            **(source.model.senses if isinstance(source.model, ServedModel) else {}),
         }
         for source in sources
     ]
@@ -45,15 +44,4 @@ def _machine(request: Request) -> dict[str, Any]:
             if each.fetched
         ],
         "models": [*packaged, *recommended["models"]],
-    }
-
-
-def _senses(model: AnyModel | None) -> dict[str, bool]:
-    """Return whether a loaded model takes pictures and sound; {} for other models."""
-    if not isinstance(model, ServedModel):
-        return {}
-    projector = model.engine.model.projector
-    return {
-        "sees": projector is not None and projector.sees,
-        "hears": projector is not None and projector.hears,
     }

@@ -40,8 +40,6 @@ COUNTERS = {
 
 
 class AnswerCounter:
-    """ASGI middleware that counts responses."""
-
     def __init__(self, app: ASGIApp, answered: Answered) -> None:
         self._app = app
         self._answered = answered
@@ -58,8 +56,6 @@ class AnswerCounter:
 
 
 class Figures:
-    """A collector for `prometheus_client`."""
-
     def __init__(self, models: ServedModels, answered: Answered) -> None:
         self._models = models
         self._answered = answered

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from ..errors import BusyError, SettingsError
 from ..limits import LOOK_SECONDS, Limits
-from ..sessions.headers import ModelIdentity
+from ..sessions.identity import ModelIdentity
 from ..system.memory import spare_bytes
 from .embeddings import EmbeddingModel
 from .refusals import INTERNAL, RefusedError, ShutdownError, shortened, without_folders
@@ -38,19 +38,14 @@ class ModelSource:
     """A model that can be loaded.
 
     Attributes:
-        name: name in requests.
         load: loads the model. It calls its argument with the progress, 0 to 1; an error from that
             call aborts the load.
-        n_at_once: number of requests answered at the same time.
-        embeds: whether it is an embedding model.
-        needed_bytes: estimated memory.
         identity: identity in saved sessions; None without sessions.
         typed: the name or path from the command line, which requests may use too.
         made: the model or the error of loading it; None if it is not loaded.
         n_leases: requests that use the model or wait for it.
         idle_since: when the last lease ended, on the monotonic clock.
         keep_alive: idle seconds after which the model is closed; None or negative for never.
-        timer: closes the idle model.
     """
 
     name: str
@@ -75,15 +70,7 @@ class ModelSource:
 
 
 class ServedModels:
-    """The models that requests choose from by name.
-
-    Args:
-        sources: at least one; the first is the default.
-        limits: limits of a request.
-
-    Raises:
-        SettingsError: two models have the same name.
-    """
+    """The models that requests choose from by name; the first is the default."""
 
     def __init__(self, sources: Sequence[ModelSource], limits: Limits) -> None:
         self.sources = tuple(sources)
@@ -103,11 +90,7 @@ class ServedModels:
     # ---------------------------------------------------------------------------------------------
 
     def named(self, name: str) -> ModelSource:
-        """Return the model with this name, ignoring case, ".gguf" and ":latest".
-
-        Raises:
-            RefusedError: the name is unknown.
-        """
+        """Return the model with this name, ignoring case, ".gguf" and ":latest"."""
         for source in self.sources:
             if source.name == name:
                 return source
@@ -122,15 +105,7 @@ class ServedModels:
         )
 
     def find(self, name: str | None, *, embeds: bool | None = None) -> ModelSource:
-        """Return the model for a request; a server with one model accepts any name.
-
-        Args:
-            name: the requested name; None for the first model of that kind.
-            embeds: True for an embedding model, False for one that generates, None for either.
-
-        Raises:
-            RefusedError: the name is unknown, or the model is of the other kind.
-        """
+        """Return the model for a request; a server with one model accepts any name."""
         fitting = [each for each in self.sources if embeds in (None, each.embeds)]
         if len(self.sources) == 1 or not name:
             found = (fitting or self.sources)[0]
@@ -157,7 +132,6 @@ class ServedModels:
         """Load the model if necessary, and keep it open until the context ends.
 
         Args:
-            source: the model.
             check: called repeatedly while the model is being loaded; its errors end the wait.
             keep_alive: idle seconds after which the model is closed; negative for never, None to
                 keep the value of earlier requests.
@@ -188,7 +162,6 @@ class ServedModels:
             self._close_idle(source)
 
     def unload(self, source: ModelSource) -> None:
-        """Close the model as soon as no request uses it."""
         with self._lock:
             source.keep_alive = 0
         self._close_idle(source)
@@ -248,11 +221,7 @@ class ServedModels:
             raise ShutdownError("the server is shutting down")
 
     def _free_memory(self, source: ModelSource) -> None:
-        """Close idle models until there is enough memory for another one.
-
-        Raises:
-            RefusedError: closing all idle models would not free enough; none is closed.
-        """
+        """Close idle models until there is enough memory, or none if that is impossible."""
         while (spare := spare_bytes()) < source.needed_bytes:
             idle = self._take_idle(source.needed_bytes - spare)
             if idle is None:
@@ -289,12 +258,6 @@ class ServedModels:
     # ---------------------------------------------------------------------------------------------
 
     def start(self, on_load: OnLoad) -> AnyModel:
-        """Load the first model.
-
-        Raises:
-            PyH2OError: it cannot be loaded.
-            BaseException: from `on_load`.
-        """
         model = self.sources[0].load(on_load)
         made: Future[AnyModel] = Future()
         made.set_result(model)
@@ -321,7 +284,6 @@ class ServedModels:
 
 
 def _load_refusal(source: ModelSource, error: BaseException) -> BaseException:
-    """Return the error for requests that waited for a model that could not be loaded."""
     if isinstance(error, (RefusedError, ShutdownError)) or not isinstance(error, Exception):
         return error
     reason = without_folders(str(error) or type(error).__name__)

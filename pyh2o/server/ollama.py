@@ -10,29 +10,20 @@ from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 
 from anyio import to_thread
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import AliasChoices, BeforeValidator, Field
 
-from ..core.model import Model
 from ..errors import PictureError
 from ..writing.logprobs import chat_logprobs
 from ..writing.pictures import picture_of
 from .answers import JsonAnswer, models_of
-from .bodies import (
-    MORE_SAMPLERS,
-    OTHER_SAMPLERS,
-    SAMPLERS,
-    ChatBody,
-    CompletionBody,
-    EmbeddingBody,
-    Strict,
-)
+from .bodies import OTHER_SAMPLERS, SAMPLERS, ChatBody, CompletionBody, EmbeddingBody, Strict
 from .dialect import OLLAMA
 from .embeddings import EmbeddingModel
 from .models import AnyModel, ModelSource
 from .refusals import wrong_field
-from .requests import CheckedRoute
+from .requests import routes_of
 from .written import Block, Written, arguments_of, body_of, written
 
 # Version of Ollama's API that this server implements: clients refuse old ones.
@@ -41,7 +32,7 @@ VERSION = "0.13.0"
 NO_DATE = "1970-01-01T00:00:00Z"
 # Ollama's options to OpenAI's fields; num_ctx, num_gpu and others belong to the command line.
 OPTIONS = {
-    **{name: name for name in (*SAMPLERS, *MORE_SAMPLERS, *OTHER_SAMPLERS, "seed", "stop")},
+    **{name: name for name in (*SAMPLERS, *OTHER_SAMPLERS, "seed", "stop")},
     "mirostat": "mirostat_mode",
     "num_predict": "max_tokens",
 }
@@ -54,11 +45,7 @@ NAMES = {ours: f"options.{theirs}" for theirs, ours in OPTIONS.items()}
 NAMES["response_format"] = "format"
 
 
-class _Route(CheckedRoute):
-    dialect = OLLAMA
-
-
-ollama_routes = APIRouter(route_class=_Route)
+ollama_routes = routes_of(OLLAMA)
 
 
 def _seconds(given: object) -> object:
@@ -134,7 +121,6 @@ async def _chat(request: Request, body: OllamaChatBody) -> Response:
 
 
 def _message_of(blocks: Sequence[Block]) -> dict[str, Any]:
-    """Return blocks as the message of an answer or of a part of it."""
     message: dict[str, Any] = {"role": "assistant", "content": _texts(blocks, "content")}
     if reasoning := _texts(blocks, "reasoning"):
         message["thinking"] = reasoning
@@ -157,7 +143,6 @@ def _thinking(think: bool | str | None) -> dict[str, Any]:
 
 
 def _message(given: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return a message as OpenAI's."""
     content = _with_images(given.get("content"), given.get("images"), f"messages[{number}].images")
     called = given.get("tool_calls") or []
     if not isinstance(called, list):
@@ -245,7 +230,6 @@ def _head(model: AnyModel | ModelSource) -> dict[str, Any]:
 
 
 def _logprobs(text: Written) -> dict[str, Any]:
-    """Return the log probabilities of the tokens since the last call."""
     found = chat_logprobs(text.take_logprobs(), getattr(text.body, "top_logprobs", 0))["content"]
     return {"logprobs": found} if found else {}
 
@@ -352,7 +336,6 @@ def _listed(source: ModelSource) -> dict[str, Any]:
 
 
 def _tag(name: str) -> str:
-    """Return a model's name with a tag, as clients expect."""
     return name if ":" in name else f"{name}:latest"
 
 
@@ -363,7 +346,6 @@ def _details(family: str) -> dict[str, Any]:
 @ollama_routes.post("/api/show")
 async def _show(request: Request, body: _Model) -> Response:
     def work(served: AnyModel) -> dict[str, Any]:
-        embeds = isinstance(served, EmbeddingModel)
         model = served.embedder if isinstance(served, EmbeddingModel) else served.engine.model
         kind = model.metadata.get("general.architecture", "")
         general = {k: v for k, v in model.metadata.items() if k.startswith("general.")}
@@ -374,15 +356,17 @@ async def _show(request: Request, body: _Model) -> Response:
             "modified_at": NO_DATE,
             "details": _details(kind),
             "model_info": {**general, f"{kind}.context_length": served.longest_prompt},
-            "capabilities": ["embedding"] if embeds else _capabilities(model),
+            "capabilities": _capabilities(served),
         }
 
     return JsonAnswer(request, models_of(request).find(body.model), work)
 
 
-def _capabilities(model: Model) -> list[str]:
-    sees = model.projector is not None and model.projector.sees
-    return ["completion", *model.chat.abilities, *(["vision"] if sees else [])]
+def _capabilities(served: AnyModel) -> list[str]:
+    if isinstance(served, EmbeddingModel):
+        return ["embedding"]
+    vision = ["vision"] if served.senses["sees"] else []
+    return ["completion", *served.engine.model.chat.abilities, *vision]
 
 
 @ollama_routes.get("/api/version")

@@ -1,23 +1,24 @@
-"""A session that the server has open: the lock of its file, and its text while it has a slot."""
+"""A session that the server has open: its lock, and its text while it has a slot."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 from ..engine import Engine
 from ..engine.slots import Slot
 from ..limits import LOOK_SECONDS
+from ..sessions.chats import locked
 from ..sessions.conversation import Conversation
-from ..sessions.headers import CONVERSATION, STORY, SavedStory
+from ..sessions.database import Database
+from ..sessions.messages import CONVERSATION, STORY, unpacked
 from ..sessions.passages import TokenTexts
 from ..sessions.records import record_of
-from ..sessions.saved import ChatLock, SavedChat, copy_session
-from ..sessions.session_file import read_session
 from ..sessions.story import Story
-from ..sessions.unfinished import path_beside
+from ..sessions.story_notes import hidden_spans
+from ..sessions.text_settings import StorySettings
 from ..writing.cached_text import Span
 from .refusals import RefusedError
 from .served_model import ServedModel
@@ -30,14 +31,15 @@ class StoppedError(Exception):
 
 
 class OpenSession:
-    """A session whose file is locked, so that no terminal and no other server can open it.
+    """A session that is locked, so that no terminal and no other server can open it.
 
     Its text stays in its last slot until another text needs the slot, and is then loaded from the
-    file.
+    database.
 
     Args:
-        chat: the file.
-        kind: kind of a new session, which has no file yet.
+        database: the user's chats.
+        name: title of the session.
+        kind: kind of a new session, which is not in the database yet.
 
     Raises:
         SessionOpenError: it is open elsewhere.
@@ -53,10 +55,13 @@ class OpenSession:
         idle_since: when the last of them ended.
     """
 
-    def __init__(self, chat: SavedChat, kind: str = "") -> None:
-        self.chat = chat
-        self.kind = kind or read_session(chat.path, state=False).kind
-        self.lock = ChatLock(chat)
+    def __init__(self, database: Database, name: str, kind: str = "") -> None:
+        self.database, self.name = database, name
+        self.id = database.find(name)
+        self.kind = kind or database.info(self.stored).kind
+        self._lock = ExitStack()
+        if self.id is not None:
+            self._lock.enter_context(locked(database, self.id))
         self.recalled: list[dict[str, Any]] | None = None
         self.answering = self.stopping = False
         self.gone = False
@@ -85,7 +90,7 @@ class OpenSession:
             if self.answering:
                 raise RefusedError(
                     409,
-                    f"session {self.chat.name} is being answered: wait for the end of that, or "
+                    f"session {self.name} is being answered: wait for the end of that, or "
                     "stop it (POST /v1/sessions/NAME/stop)",
                 )
             self.answering, self.stopping = answers, False
@@ -94,7 +99,7 @@ class OpenSession:
                 check()
             try:
                 if self.gone:
-                    raise no_session(self.chat.name)
+                    raise no_session(self.name)
                 yield
             finally:
                 self._use.release()
@@ -123,8 +128,6 @@ class OpenSession:
         with self.alone(check, answers=answers), self._in_slot(model, check) as slot:
             if not slot.keeps_text or self._slot is not slot or self._text is None:
                 self._keep(self._load(slot), slot)
-                if path_beside(self.chat.path).exists():
-                    self.save()  # the unfinished message beside the file will be replaced
             yield slot
 
     @contextmanager
@@ -149,29 +152,25 @@ class OpenSession:
     def begin(self, model: ServedModel, begin: Callable[[Slot], SessionText]) -> None:
         """Begin a text in a slot of the model, and save it."""
         with self.alone(model.check), self._in_slot(model, model.check) as slot:
-            self._keep(begin(slot), slot)
-            self.save()
+            text = begin(slot)
+            self._keep(text, slot)
+            self.id = text.keep_in(self.database, self.name)
+            self._lock.enter_context(locked(self.database, self.id))
 
     def move(self, model: ServedModel) -> None:
         """Continue with another model or other settings; the next answer reads the text again.
 
-        The old session stays saved as `SavedChat.before`. The caller holds the session alone.
+        The caller holds the session alone.
 
         Raises:
             BusyError: no slot was free in time.
             SessionError, SettingsError: the text does not fit the model; nothing was changed.
         """
         self.leave_slot()
-        before = self.chat.before()
         try:
             with self._in_slot(model, model.check) as slot:
-                self._keep(self._load(slot, reread=True), slot)
-                copy_session(self.chat.path, before.path)
-                try:
-                    self.save()
-                except BaseException:
-                    before.remove()
-                    raise
+                self._keep(self._load(slot), slot)
+                self.save()
         except BaseException:
             self._text = None
             raise
@@ -192,32 +191,26 @@ class OpenSession:
             finally:
                 self._taken = None
 
-    def _load(self, slot: Slot, *, reread: bool = False) -> SessionText:
+    def _load(self, slot: Slot) -> SessionText:
         kind: Any = Conversation if self.kind == CONVERSATION else Story
-        return cast(SessionText, kind.load(self.chat.path, slot, reread=reread))
+        return cast(SessionText, kind.open(self.database, self.stored, slot))
 
     def _keep(self, text: SessionText, slot: Slot) -> None:
         self._text, self._slot, slot.keeps_text = text, slot, True
-        text.noted_beside = self.chat.path
 
     def save(self) -> None:
-        """Save the text; after a SessionError, the old file is unchanged."""
-        text = self.text
-        if isinstance(text, Story):
-            whole = text.text()
-            passages = [start for start in text.notes.get("passages", ()) if start < len(whole)]
-            text.notes = {**text.notes, "text": whole, "passages": passages}
-        text.save(self.chat.path)
+        """Save the text; after a SessionError, what was saved is unchanged."""
+        self.text.store(leaving=True)
 
     def let_go(self) -> None:
         """Free its slot and its lock."""
         self.gone = True
         self.leave_slot()
         self._engine = None
-        self.lock.close()
+        self._lock.close()
 
     def leave_slot(self) -> None:
-        """Free its slot, before its files are moved."""
+        """Free its slot."""
         if self._engine is not None:
             self._engine.move_out(self)
         self._text = None
@@ -225,6 +218,13 @@ class OpenSession:
     # ---------------------------------------------------------------------------------------------
     # What it is
     # ---------------------------------------------------------------------------------------------
+
+    @property
+    def stored(self) -> int:
+        """The id of its text in the database."""
+        if self.id is None:
+            raise no_session(self.name)
+        return self.id
 
     @property
     def text(self) -> SessionText:
@@ -248,11 +248,18 @@ class OpenSession:
         """Return the texts of all tokens."""
         text, hidden = self._text, list[Span]()
         if text is None:
-            session = read_session(self.chat.path, state=False)
-            tokens = session.tokens
+            contents = self.database.read(self.stored)
+            tokens = unpacked(b"".join(message.tokens for message in contents.messages))
             if self.kind == STORY:
-                saved = record_of(SavedStory, session.header)
-                hidden = saved.hidden(model.engine.model, tokens)
+                saved = record_of(StorySettings, contents.info.settings)
+                hidden = hidden_spans(
+                    model.engine.model,
+                    tokens,
+                    saved.told,
+                    n_prompt=saved.prompt_tokens,
+                    has_opening=saved.opening > 0,
+                    memory=saved.memory,
+                )
         else:
             tokens = list(text.tokens)
             hidden = text.hidden if isinstance(text, Story) else hidden

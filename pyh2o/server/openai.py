@@ -92,7 +92,6 @@ def _results(model: ServedModel, body: CompletionBody | ChatBody) -> Results:
 
 
 def _echo(model: ServedModel, body: CompletionBody | ChatBody, index: int) -> str:
-    """Return the prompt of a choice if the request has `echo`."""
     if not isinstance(body, CompletionBody) or not body.echo:
         return ""
     return prompt_text(model.engine.model, body.prompt[index // body.n])

@@ -34,7 +34,6 @@ class RefusedError(Exception):
     """An error to send to the client.
 
     Attributes:
-        status: HTTP status.
         message: one line: what failed, and what to do.
         param: the wrong field of the body.
         code: OpenAI's error code.
@@ -50,7 +49,6 @@ class RefusedError(Exception):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """Return the error as OpenAI's JSON."""
         is_client_error = self.status < INTERNAL
         return {
             "error": {
@@ -72,12 +70,12 @@ class ShutdownError(Exception):
 
 
 def refusal_of(error: Exception) -> RefusedError:
-    """Return the error for the client."""
     if isinstance(error, RefusedError):
         return error
     message = without_folders(str(error) or type(error).__name__)
     cause = error if isinstance(error, OSError) else error.__context__
-    if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
+    is_full = isinstance(cause, OSError) and cause.errno in _NO_ROOM
+    if is_full or "disk is full" in message:  # SQLite's words
         return RefusedError(
             DISK_FULL,
             "the disk is full: free some space and try again; what was saved before is unchanged",
@@ -100,7 +98,6 @@ def refusal_of(error: Exception) -> RefusedError:
 
 
 def body_refusal(error: ValidationError) -> RefusedError:
-    """Return the error for the first wrong field of a body."""
     return field_refusal(error.errors(include_url=False)[0])
 
 
@@ -161,7 +158,6 @@ def without_folders(text: str) -> str:
 
 
 def shortened(value: object) -> str:
-    """Return a value for a message, truncated."""
     return _shortened_text(repr(value), _LONGEST_VALUE)
 
 

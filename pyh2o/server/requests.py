@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
-from fastapi import Request
+from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
 from starlette.types import Message
 
@@ -25,11 +25,7 @@ JSON_HEADER = (b"content-type", b"application/json")
 
 
 class CheckedRoute(APIRoute):
-    """A route that checks the API key and the body first.
-
-    Attributes:
-        dialect: of the response.
-    """
+    """A route that checks the API key and the body first."""
 
     dialect: Dialect = OPENAI
 
@@ -57,6 +53,11 @@ class CheckedRoute(APIRoute):
         return checked
 
 
+def routes_of(dialect: Dialect) -> APIRouter:
+    """Return an empty router whose responses have this format."""
+    return APIRouter(route_class=type("_Route", (CheckedRoute,), {"dialect": dialect}))
+
+
 def _check_key(request: Request) -> None:
     api_key = request.app.state.api_key
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -67,12 +68,6 @@ def _check_key(request: Request) -> None:
 
 
 async def _read(request: Request) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        RefusedError: it is too long, comes from a web page without the content type of JSON, or
-            contains a lone surrogate.
-    """
     # Web pages of any origin may send other content types without a preflight request. curl sends
     # another type too, but neither of these headers.
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import Field
 
@@ -15,7 +15,7 @@ from .bodies import ChatBody, Strict
 from .custom_tools import input_of
 from .dialect import Dialect, named_event
 from .refusals import wrong_field
-from .requests import CheckedRoute
+from .requests import routes_of
 from .written import Block, Written, body_of, written
 
 # Fields that need stored responses.
@@ -28,11 +28,7 @@ KINDS = {
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 
 
-class _Route(CheckedRoute):
-    dialect = Dialect(line=named_event)
-
-
-responses_routes = APIRouter(route_class=_Route)
+responses_routes = routes_of(Dialect(line=named_event))
 
 
 class ResponsesBody(Strict):
@@ -56,16 +52,10 @@ class ResponsesBody(Strict):
     prompt: Any = None
 
     def chat(self) -> ChatBody:
-        """Return the request as a chat.
-
-        Raises:
-            RefusedError: a field is wrong.
-        """
         for name in KEPT:
             if getattr(self, name):
                 raise wrong_field(
-                    name,
-                    "responses are not stored here: send the whole history as input",
+                    name, "responses are not stored here: send the whole history as input"
                 )
         items = self.input
         if isinstance(items, str):
@@ -91,7 +81,6 @@ class ResponsesBody(Strict):
 
 
 def _converted(item: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """Yield an item of the input as a message."""
     where = f"input[{number}]"
     match item:
         case {"type": "reasoning"}:
@@ -241,7 +230,6 @@ class _Response:
         return isinstance(body, ChatBody) and block.name in body.custom_tools
 
     def _of(self, block: Block, number: int, what: str) -> dict[str, Any]:
-        """Return the fields of an event about the text of a block."""
         log: dict[str, Any] = {"logprobs": []} if block.kind == "content" else {}
         kind = "custom_tool_call_input" if self._is_custom(block) else KINDS[block.kind]
         about = {"type": f"response.{kind}.{what}"}

@@ -20,18 +20,12 @@ from ..writing.events import Event
 from ..writing.request import Request
 from ..writing.sampler import LogitsProcessor, SamplerSettings
 from ..writing.thinking import Thinking
-from .bodies import MORE_SAMPLERS, N_SEEDS, SAMPLERS, ChatBody, CompletionBody
+from .bodies import N_SEEDS, SAMPLERS, ChatBody, CompletionBody
 from .refusals import RefusedError, ShutdownError, one_line, without_folders, wrong_field
 
 
 class Served:
-    """A model that many requests use, each in a thread of anyio's.
-
-    Attributes:
-        name: name in requests.
-        limits: limits of a request.
-        shutting_down: set it to cancel all requests.
-    """
+    """A model that many requests use, each in a thread of anyio's."""
 
     def __init__(self, model: Model, name: str, limits: Limits) -> None:
         self._model = model
@@ -63,12 +57,7 @@ class Served:
 
 
 class ServedModel(Served):
-    """A model that generates text.
-
-    Attributes:
-        engine: the model and its slots.
-        keep_dropped: default of requests (see `Terms`).
-    """
+    """A model that generates text."""
 
     def __init__(
         self, engine: Engine, name: str, limits: Limits, *, keep_dropped: bool = False
@@ -87,19 +76,23 @@ class ServedModel(Served):
         return self.engine.stored.bytes + archives
 
     @property
+    def senses(self) -> dict[str, bool]:
+        """Whether the model takes pictures ("sees") and sound ("hears")."""
+        projector = self._model.projector
+        names = ("sees", "hears")
+        return {name: projector is not None and getattr(projector, name) for name in names}
+
+    @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts so far."""
         return self.engine.usage.prompt
 
     @property
     def thinking(self) -> Thinking:
-        """Default reasoning settings of requests."""
         if "thinking" not in self._model.chat.abilities:
             return Thinking()
         return Thinking(None if self.limits.thinks else False, self.limits.reasoning_budget)
 
     def terms(self, **more: Any) -> Terms:
-        """Return how a request waits for a slot and is cancelled."""
         return Terms(wait_seconds=self.limits.wait_seconds, check=self.check, **more)
 
     def answers(self, body: CompletionBody | ChatBody, terms: Terms) -> Iterator[Iterable[Event]]:
@@ -134,7 +127,7 @@ class ServedModel(Served):
         limit = body.limit if isinstance(body, ChatBody) else body.max_tokens
         self.check_tokens(body.stop_token_ids, "stop_token_ids")
         request = Request(
-            sampling=SamplerSettings(**body.model_dump(include={*SAMPLERS, *MORE_SAMPLERS})),
+            sampling=SamplerSettings(**body.model_dump(include=set(SAMPLERS))),
             max_tokens=self._model.window if limit is None else limit,
             stop=body.stop,
             stop_tokens=frozenset(body.stop_token_ids),
@@ -191,11 +184,6 @@ class ServedModel(Served):
         }
 
     def _prepared(self, request: Request) -> Prompt:
-        """Return the prompt of a request.
-
-        Raises:
-            RefusedError: it is too long, or the chat template refuses it.
-        """
         if request.messages is None:
             return prepare(self._model, request)
         try:
@@ -215,7 +203,6 @@ class ServedModel(Served):
         return prompt
 
     def _processors(self, body: CompletionBody | ChatBody) -> list[LogitsProcessor]:
-        """Return the logits processors for `ignore_eos` and `min_tokens`."""
         ends = self._model.end_tokens
         processors: list[LogitsProcessor] = []
         if body.ignore_eos:
@@ -244,7 +231,6 @@ class ServedModel(Served):
         return self.limits.prompt_limit(self._model.window)
 
     def check_prompt(self, prompt: str | list[int], param: str) -> None:
-        """Raise a RefusedError if a prompt is too long."""
         limit = self.longest_prompt
         n_tokens = len(prompt.encode() if isinstance(prompt, str) else prompt)
         # A text has at most one token per byte, except for BOS and pictures.

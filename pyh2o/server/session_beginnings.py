@@ -9,7 +9,7 @@ from ..sessions.characters import card_in, character_of
 from ..sessions.conversation import Conversation
 from ..sessions.lorebooks import LoreEntry, entries_of
 from ..sessions.story import Story
-from ..writing.chat_template import asked_for
+from ..writing.chat_prompt import prompt_for_message
 from ..writing.sampling import Sampling
 from ..writing.thinking import Thinking
 from .open_session import SessionText
@@ -32,7 +32,7 @@ def begun(slot: Slot, body: NewSessionBody, sampling: Sampling, thinking: Thinki
 
 def _story(slot: Slot, body: NewSessionBody, thinking: Thinking) -> SessionText:
     if body.instruct:
-        tokens, ends = asked_for(slot.text.model, body.text, thinking)
+        tokens, ends = prompt_for_message(slot.text.model, body.text, thinking)
         story = Story(slot, tokens, until=ends, thinking=thinking)
     else:
         story = Story(slot, body.text, echo=True, memory=body.memory)

@@ -23,7 +23,6 @@ from .bodies import (
     WholeNumber,
 )
 
-# `SavedChat` checks the characters.
 SessionName = Annotated[str, Field(max_length=200)]
 
 

@@ -15,13 +15,11 @@ from fastapi.responses import Response
 
 from ..core.rows import kept_tokens
 from ..engine.slots import Slot
-from ..errors import OtherSettingsError, SettingsError
+from ..errors import SettingsError
 from ..sessions.conversation import Conversation
 from ..sessions.imports import read_chats
 from ..sessions.listing import text_of
 from ..sessions.lorebooks import entries_of
-from ..sessions.saved import SavedChat
-from ..sessions.session_file import read_picture
 from ..sessions.story import Story
 from ..writing.pictures import with_marks
 from ..writing.sampling import Sampling
@@ -162,7 +160,7 @@ async def _begin(request: Request, sessions: AllSessions, body: NewSessionBody) 
             model.check_prompt(body.text, "text")
         with sessions.using(body.name, kind=body.kind, said=body.first_words) as session:
             session.begin(model, lambda slot: begun(slot, body, sampling, model.thinking))
-            return sessions.details(session.chat.name)
+            return sessions.details(session.name)
 
     return JsonAnswer(request, models_of(request).find(body.model, embeds=False), work)
 
@@ -208,7 +206,7 @@ def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody
         with sessions.using(name) as session:
             if body.model is not None:
                 with session.alone(model.check):
-                    _move(sessions, session, model)
+                    session.move(model)
             if is_changed:
                 with session.changed(model) as text:
                     _set(text, body)
@@ -224,16 +222,6 @@ def _change(request: Request, sessions: AllSessions, name: str, body: ChangeBody
     if is_changed:
         return JsonAnswer(request, sessions.source(name), change)
     return rename()
-
-
-def _move(sessions: Sessions, session: OpenSession, model: ServedModel) -> None:
-    """Let a session continue with another model, if it is another one."""
-    header = sessions.saved(session.chat.name).header
-    try:
-        if header is not None:
-            header.check_made_with(model.engine.model)
-    except OtherSettingsError:
-        session.move(model)
 
 
 def _set(text: SessionText, body: ChangeBody) -> None:
@@ -264,8 +252,8 @@ def _undo(asked: OneSession, _body: UndoBody) -> Response:
         text = session.text
         if isinstance(text, Conversation):
             text.undo()
-        elif passages := text.notes.get("passages"):
-            text.cut(passages[-1])
+        elif text.passages:
+            text.cut(len(text.text()) - len(text.passages[-1].text))
         else:
             raise RefusedError(400, "the story has no generated passage to undo")
 
@@ -284,10 +272,6 @@ def _replace(asked: OneSession, body: ReplaceBody) -> Response:
                 400, f"the text has no characters {start} to {end}: it has {len(text)}"
             )
         story.edit(text[:start] + body.text + text[end:])
-        moved = len(body.text) - (end - start)
-        passages = story.notes.get("passages", [])
-        kept = [at if at <= start else at + moved for at in passages if not start < at < end]
-        story.notes = {**story.notes, "passages": kept}
 
     return asked.changed(replace)
 
@@ -298,10 +282,7 @@ def _export(
     name: str,
     form: Annotated[Literal["text", "markdown", "json"], Query(alias="format")] = "text",
 ) -> Response:
-    saved = sessions.saved(name)
-    if saved.trouble:
-        raise RefusedError(400, saved.trouble)
-    return Response(text_of(saved, form), media_type=MEDIA_TYPES[form])
+    return Response(text_of(sessions.saved(name), form), media_type=MEDIA_TYPES[form])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -333,8 +314,7 @@ def _answer(asked: OneSession, body: AnswerBody) -> Response:
 @session_routes.get("/{name}/pictures/{key}")
 def _picture(sessions: AllSessions, name: str, key: str) -> Response:
     """Return the file of a picture or of sound in a message."""
-    sessions.saved(name)
-    data = read_picture(SavedChat(name).path, key)
+    data = sessions.database.pictures(sessions.info(name).id).get(key)
     if data is None:
         raise RefusedError(404, f"session {name} has no such picture")
     media_type = next((kind for begin, kind in FILES.items() if data.startswith(begin)), None)
@@ -349,8 +329,6 @@ def _write(asked: OneSession, body: PassageBody) -> Response:
             raise RefusedError(400, f"{asked.name} is a conversation: POST .../answers answers")
         if body.at is not None:
             story.cut(body.at)
-        passages = story.notes.get("passages", [])
-        story.notes = {**story.notes, "passages": [*passages, len(story.text())]}
         limit = body.max_tokens or model.engine.model.window
         return answering.run(partial(story.write, limit))
 

@@ -5,28 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
-from functools import lru_cache
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Any
 
-from ..errors import SessionError
-from ..sessions.headers import SavedConversation
-from ..sessions.listing import SavedText, read_saved_text
-from ..sessions.saved import ChatLock, SavedChat, new_chat, saved_chats
-from ..sessions.unfinished import path_beside
+from ..sessions.chats import open_chats, title_of
+from ..sessions.database import Database
+from ..sessions.identity import ModelIdentity
+from ..sessions.listing import first_words, story_text
+from ..sessions.messages import STORY, Contents, TextInfo
+from ..sessions.records import record_of
+from ..sessions.text_settings import dialogue_of
 from .models import ModelSource, ServedModels
 from .open_session import OpenSession, no_session
-from .refusals import RefusedError, without_folders
-from .served_model import ServedModel
+from .refusals import RefusedError
 
 # An unused session is closed after this time, so that a terminal can open it.
 IDLE_SECONDS = 300.0
 # Maximum number of unused open sessions: each takes a file and a thread.
 MAX_IDLE = 32
-# Maximum number of session files whose contents are cached.
-MAX_KNOWN = 4096
 
 
 class Sessions:
@@ -43,54 +41,55 @@ class Sessions:
             idle = [each for each in self._open.values() if not each.n_users]
             idle.sort(key=lambda session: session.idle_since)
             latest = time.monotonic() - seconds
-            # without a file, it was never begun
-            old = [s for s in idle if s.idle_since <= latest or not s.chat.path.exists()]
+            old = [s for s in idle if s.idle_since <= latest or s.id is None]  # never begun
             for session in {*idle[:-MAX_IDLE], *old}:
-                del self._open[session.chat.name]
+                del self._open[session.name]
                 session.let_go()
 
     # ---------------------------------------------------------------------------------------------
     # Saved sessions and their models
     # ---------------------------------------------------------------------------------------------
 
-    def saved(self, name: str) -> SavedText:
-        """Return the contents of a session file.
+    @cached_property
+    def database(self) -> Database:
+        """The user's chats."""
+        return open_chats()
 
-        Raises:
-            RefusedError: there is no such session.
-            SessionError: the name is invalid.
-        """
-        chat = SavedChat(name)
-        try:
+    def info(self, name: str) -> TextInfo:
+        """Return a session without its messages; a RefusedError if there is none."""
+        text = self.database.find(name)
+        if text is None:
+            raise no_session(name)
+        return self.database.info(text)
+
+    def saved(self, name: str) -> Contents:
+        """Return the contents of a session; a RefusedError if there is none."""
+        contents = self.database.read(self.info(name).id)
+        if name in self._open and self._open[name].answering:
             # a listed turn has an answer
-            is_answering = name in self._open and self._open[name].answering
-            return _read(chat, chat.path, _stamp(chat.path), not is_answering)
-        except OSError:
-            raise no_session(name) from None
+            done = [message for message in contents.messages if message.finish is not None]
+            return replace(contents, messages=done)
+        return contents
 
     def listed(self, words: str) -> list[dict[str, Any]]:
-        """Return summaries of the sessions with these words in the name or text."""
-        found = []
-        for chat in saved_chats():
-            with suppress(RefusedError):  # just removed
-                saved = self.saved(chat.name)
-                if saved.has(words):
-                    found.append(self.summary(saved))
-        return found
+        """Return summaries of the sessions with these words in a message or the title."""
+        texts = self.database.texts()
+        if words.strip():
+            texts = list({hit.text.id: hit.text for hit in self.database.search(words)}.values())
+        return [self.summary(info) for info in texts]
 
-    def summary(self, saved: SavedText) -> dict[str, Any]:
+    def summary(self, info: TextInfo) -> dict[str, Any]:
         """Return a summary of a session."""
-        source, why = self._source_of(saved)
+        source, why = self._source_of(info)
         return {
-            "name": saved.name,
-            "kind": saved.kind or "conversation",
+            "name": info.title,
+            "kind": info.kind,
             "model": source and source.name,
-            "made_with": saved.header and saved.header.model.file,
-            "changed": saved.changed,
-            "bytes": saved.n_bytes,
-            "turns": len(saved.turns),
-            "tokens": saved.n_tokens,
-            "first": saved.first,
+            "made_with": _model_of(info).file,
+            "changed": info.changed,
+            "turns": 0 if info.kind == STORY else info.n_messages,
+            "tokens": info.n_tokens,
+            "first": first_words(self.database, info.id),
             "usable": not why,
             "why": why,
         }
@@ -98,47 +97,44 @@ class Sessions:
     def details(self, name: str) -> dict[str, Any]:
         """Return a session with its text; errors as in `saved`."""
         saved = self.saved(name)
+        settings = saved.info.settings
         about = {
-            **self.summary(saved),
-            "system": saved.system,
-            "sampling": saved.sampling,
+            **self.summary(saved.info),
+            "system": settings.get("system"),
+            "sampling": settings["sampling"],
+            "note": settings["note"],
+            "lore_entries": len(settings["lore"]),
         }
-        if saved.header is not None:
-            about |= {"note": saved.header.note, "lore_entries": len(saved.header.lore)}
-        if saved.kind == "story":
-            return {**about, "text": saved.text, "passages": list(saved.passages)}
-        turns = [{**asdict(turn), "attempts": [turn.attempt]} for turn in saved.turns]
-        if turns and isinstance(saved.header, SavedConversation):
-            turns[-1]["attempts"] = saved.header.dialogue.attempts
-        return {**about, "turns_list": turns}
+        if saved.info.kind == STORY:
+            text = story_text(saved)
+            starts, end = list[int](), len(text)
+            for passage in reversed(saved.messages[1:]):
+                end -= len(passage.answer)
+                starts.insert(0, end)
+            return {**about, "text": text, "passages": starts}
+        dialogue, _ = dialogue_of(saved)
+        turns = [{**asdict(turn), "attempts": [turn.attempt]} for turn in dialogue.turns]
+        if turns:
+            turns[-1]["attempts"] = dialogue.attempts
+        return {**about, "turns": len(turns), "turns_list": turns}
 
     def source(self, name: str) -> ModelSource:
         """Return the model that a session was made with.
 
         Raises:
             RefusedError: there is no such session, or the server lacks its model.
-            SessionError: the name is invalid.
         """
-        source, why = self._source_of(self.saved(name))
+        source, why = self._source_of(self.info(name))
         if source is None:
             raise RefusedError(400, why)
         return source
 
-    def _source_of(self, saved: SavedText) -> tuple[ModelSource | None, str]:
+    def _source_of(self, info: TextInfo) -> tuple[ModelSource | None, str]:
         """Return the model of a session, and why the session cannot be used; "" if it can."""
-        if saved.header is None:
-            return None, without_folders(saved.trouble)
-        wanted = saved.header.model
+        wanted = _model_of(info)
         for source in self._models.sources:
-            if source.identity is None or not source.identity.is_same(wanted):
-                continue
-            model = source.model
-            if isinstance(model, ServedModel):
-                try:
-                    saved.header.check_made_with(model.engine.model)
-                except SessionError as error:
-                    return source, without_folders(str(error))
-            return source, ""
+            if source.identity is not None and source.identity.is_same(wanted):
+                return source, ""
         return None, (
             f"this session was made with the model {wanted.file}, which this server lacks: serve "
             "it too (--model FILE), or choose another model, which reads the text again"
@@ -159,14 +155,15 @@ class Sessions:
             SessionOpenError: the session is open elsewhere.
         """
         with self._lock:
-            chat = SavedChat(name) if name else new_chat(said)
-            if kind and (chat.name in self._open or chat.path.exists()):
-                raise _taken_name(chat.name)
-            if not kind and not chat.path.is_file():
-                raise no_session(chat.name)
-            if chat.name not in self._open:
-                self._open[chat.name] = OpenSession(chat, kind)
-            session = self._open[chat.name]
+            name = name or self._unused(title_of(said) or time.strftime("%Y-%m-%d-%H%M%S"))
+            is_saved = self.database.find(name) is not None
+            if kind and (name in self._open or is_saved):
+                raise _taken_name(name)
+            if not kind and not is_saved:
+                raise no_session(name)
+            if name not in self._open:
+                self._open[name] = OpenSession(self.database, name, kind)
+            session = self._open[name]
             session.n_users += 1
         try:
             yield session
@@ -176,9 +173,17 @@ class Sessions:
                 session.idle_since = time.monotonic()
                 self.let_go_idle()
 
+    def _unused(self, title: str) -> str:
+        """Return a title that no session has."""
+        unused, number = title, 1
+        while unused in self._open or self.database.find(unused) is not None:
+            number += 1
+            unused = f"{title} ({number})"
+        return unused
+
     def stop(self, name: str) -> None:
         """End the current answer of a session, if any; errors as in `saved`."""
-        self.saved(name)
+        self.info(name)
         with self._lock:
             if name in self._open:
                 self._open[name].stopping = True
@@ -187,39 +192,22 @@ class Sessions:
         """Remove a session; a RefusedError if there is none, or it is in use."""
         with self.using(name) as session, session.alone(check), self._lock:
             session.leave_slot()
-            session.chat.remove()
+            self.database.remove(session.stored)
             del self._open[name]
             session.let_go()
 
     def rename(self, name: str, new: str, check: Callable[[], None]) -> None:
         """Rename a session; a RefusedError as in `remove`, or if the name is taken."""
-        other = SavedChat(new)
         with self.using(name) as session, session.alone(check), self._lock:
-            if other.path.exists() or new in self._open:
+            if self.database.find(new) is not None or new in self._open:
                 raise _taken_name(new)
-            lock = ChatLock(other)
-            try:
-                session.leave_slot()
-                session.chat.rename(other)
-            except BaseException:
-                lock.close()
-                raise
-            session.lock.close()
-            session.chat, session.lock = other, lock
+            self.database.rename(session.stored, new)
+            session.name = new
             self._open[new] = self._open.pop(name)
 
 
-def _stamp(path: Path) -> tuple[int, int, int]:
-    """Return what changes with a file."""
-    about = path.stat()
-    with suppress(FileNotFoundError):
-        about = path_beside(path).stat()
-    return about.st_mtime_ns, about.st_size, about.st_ino
-
-
-@lru_cache(MAX_KNOWN)
-def _read(chat: SavedChat, _path: Path, _stamp: tuple[int, int, int], noted: bool) -> SavedText:
-    return read_saved_text(chat, in_progress=noted)
+def _model_of(info: TextInfo) -> ModelIdentity:
+    return record_of(ModelIdentity, info.settings["model"], "model")
 
 
 def _taken_name(name: str) -> RefusedError:

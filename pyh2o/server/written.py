@@ -52,14 +52,10 @@ class Written:
 
     Attributes:
         body: the request, as OpenAI's API has it.
-        model: the model that generates the answer.
         blocks: the blocks that `parts` has yielded so far.
         finish: OpenAI's finish reason; "" before the end.
         stop: the stop string of the request that ended the answer.
-        usage: tokens used so far.
-        started: start time in seconds since 1970.
         read_seconds: time to read the prompt, including the wait for a slot.
-        write_seconds: time of generation so far.
     """
 
     def __init__(
@@ -135,7 +131,6 @@ class Written:
         return taken
 
     def all_blocks(self) -> list[Block]:
-        """Return the blocks of the whole answer."""
         for _ in self.parts():
             pass
         return self.blocks
@@ -149,16 +144,7 @@ def written(
     events: Callable[[Written], Iterator[Any]],
     keep_alive: float | None = None,
 ) -> Response:
-    """Return the response to a request in a dialect.
-
-    Args:
-        request: the request to answer.
-        body: the request, as OpenAI's API has it.
-        name: name of the model; None for the first.
-        whole: returns the JSON.
-        events: returns the events of a stream.
-        keep_alive: idle seconds after which the model is closed (see `ServedModels.lease`).
-    """
+    """Return the response to a request: the JSON of `whole`, or the stream of `events`."""
     source = models_of(request).find(name, embeds=False)
 
     def stream(model: ServedModel, sent: Events) -> None:
@@ -177,11 +163,7 @@ def written(
 def body_of(
     kind: type[AnyBody], fields: Mapping[str, Any], names: Mapping[str, str] | None = None
 ) -> AnyBody:
-    """Return an OpenAI body made of these fields; errors use the `names` of a dialect's fields.
-
-    Raises:
-        RefusedError: a field is wrong.
-    """
+    """Return an OpenAI body made of these fields; errors use the `names` of a dialect's fields."""
     try:
         return kind.model_validate({name: v for name, v in fields.items() if v is not None})
     except ValidationError as error:

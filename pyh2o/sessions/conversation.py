@@ -16,29 +16,37 @@ from pathlib import Path
 from ..core.projector import keys_in
 from ..core.text import HasText, Text, text_of
 from ..core.tokens import n_common
-from ..errors import PictureError, PyH2OError, SettingsError
-from ..writing.chat_template import ChatTemplate
+from ..errors import PictureError, PyH2OError, SessionError, SettingsError
+from ..writing.answer import Answer
 from ..writing.finish import (
     FINISH_INTERRUPTED,
+    FINISH_REPETITION,
     FINISH_STOP,
     FINISH_TOOL_CALLS,
     finish_without_room,
 )
 from ..writing.prompt import check_room
+from ..writing.repetition import EndlessText
+from ..writing.request import Request
 from ..writing.sampling import Sampling
 from ..writing.thinking import USUAL, Thinking
 from ..writing.tools import Call, Tool
-from ..writing.writer import Writer
-from .headers import SavedConversation, open_conversation
-from .layout import RowShares, merged
+from .chat_template import ChatTemplate, Frames, open_turn
+from .identity import model_identity
+from .layout import Pins, RowShares, lay_out, merged
 from .lorebooks import LoreEntry, note_for_message
-from .talk import Talk, other_text
+from .messages import CONVERSATION, Contents, Message
+from .records import record_of
+from .talk import Talk
+from .text_settings import ConversationSettings, damage_found, dialogue_of, messages_of
 from .turns import AnswerRun, Dialogue, Step, Turn, answer_seed
-from .unfinished import Recorder
 
 
 class Conversation(Talk):
-    """A conversation with a model, which it owns until another one is started or loaded.
+    """A conversation with a model.
+
+    If the model was used for another text in between, the conversation is restored from snapshots
+    of the cache, and the rest is read again.
 
     The reasoning of an answer is dropped from the cache when the next message is sent (see
     `Text.drop_spans`). That of the last answer stays, so that the answer can be continued.
@@ -53,8 +61,6 @@ class Conversation(Talk):
     The generators compute each piece when it is requested. If one is closed early, or interrupted
     by Ctrl-C, the text so far is the answer. If the answer is empty or an error occurs, nothing
     changes: the message is removed, or the answer to be replaced stays.
-
-    All methods that change the conversation raise PyH2OError if the model has another text by now.
 
     Args:
         llm: the model; its cache is emptied.
@@ -74,11 +80,11 @@ class Conversation(Talk):
     Attributes:
         llm: the text of the model.
         sampling: sampling settings; may be set between two answers.
-        noted_beside: the session file; while an answer is generated, it is recorded next to that
-            file (see `unfinished`). None for no records.
         lore: entries that are inserted before a message when a key matches (see `lorebooks`).
         note: author's note, which is inserted every few messages; "" for none.
     """
+
+    kind = CONVERSATION
 
     def __init__(
         self,
@@ -99,7 +105,7 @@ class Conversation(Talk):
         self.lore: tuple[LoreEntry, ...] = ()
         self.note = ""
         self._files: dict[str, bytes] = {}  # pictures by their hashes
-        self.noted_beside: Path | None = None
+        self._answering: AnswerRun | None = None
         self._n_empty = 0  # consecutive empty answers; the next one gets another seed
 
     # ---------------------------------------------------------------------------------------------
@@ -167,7 +173,7 @@ class Conversation(Talk):
         """End the previous answer, and start another one when its first piece is requested."""
 
         def answer() -> Generator[str]:
-            self._check_text()
+            self._prepare()
             yield from start()
 
         self._end_answer()
@@ -195,27 +201,34 @@ class Conversation(Talk):
         start = last.end - 1
         tokens = self._text.tokens[start:]
         dialogue = replace(self._dialogue, turns=self.turns[:-1])
-        yield from self._write(last, start, tokens, dialogue, max_tokens)
+        frames = self._template.frames(self.turns)
+        yield from self._write(last, frames, start, tokens, dialogue, max_tokens)
 
     def _give_results(self, calls: tuple[Call, ...], max_tokens: int | None) -> Generator[str]:
         waiting = [replace(call, result=None, failed=False) for call in calls]
         if not calls or waiting != [*self.calls]:
             raise PyH2OError("the last answer made other calls: pass the results of those")
-        last, tokens = self._dialogue.last, self._template.results(calls)
-        n_tokens = last.end - last.part_starts[-1] + len(tokens)
+        last = self._dialogue.last
+        n_tokens = last.end - last.part_starts[-1]
         step = Step(last.answer, calls, n_tokens, last.thoughts)
-        turn = replace(last, answer="", end=0, steps=(*last.steps, step), calls=())
+        turn = replace(last, answer="", end=0, steps=(*last.steps, step), calls=(), thoughts="")
+        turns = [*self.turns[:-1], turn]
+        frames = self._template.frames(turns)
+        tokens = self._template.results(turns, frames)
+        step = replace(step, n_tokens=n_tokens + len(tokens))
+        turn = replace(turn, steps=(*last.steps, step))
         dialogue = replace(self._dialogue, turns=self.turns[:-1])
-        yield from self._write(turn, last.end, tokens, dialogue, max_tokens)
+        yield from self._write(turn, frames, last.end, tokens, dialogue, max_tokens)
 
     def _regenerate(self, max_tokens: int | None) -> Generator[str]:
         last = self._dialogue.last
         start = last.answer_start - 1  # only the last token has logits
         tokens = self._text.tokens[start : last.answer_start]
         attempt = self._dialogue.attempts[-1] + 1 + self._n_empty
-        turn = replace(last, end=0, attempt=attempt, steps=(), calls=())
+        turn = replace(last.unanswered, attempt=attempt)
+        frames = self._template.frames([*self.turns[:-1], turn])
         dialogue = self._dialogue.open_again(self._text.tokens)
-        yield from self._write(turn, start, tokens, dialogue, max_tokens)
+        yield from self._write(turn, frames, start, tokens, dialogue, max_tokens)
 
     def _reply(
         self, message: str, turns: tuple[Turn, ...], start: int, max_tokens: int | None
@@ -226,58 +239,106 @@ class Conversation(Talk):
             if not set(keys_in(message)) <= self._files.keys():
                 raise PictureError("a picture of the message is missing: add it again")
         told = note_for_message(message, turns, self.lore, self.note)
-        turn = Turn(message, "", "", start, 0, 0, self._n_empty, told)
+        turn = replace(open_turn(message), attempt=self._n_empty, told=told)
+        text, template = self._text, self._template
         if turns:
-            self._text.forget(self._reasoning_spans(turns[-1:], self._text.tokens))
-            answer = self._text.tokens[turns[-1].answer_start : turns[-1].end]
-            tokens = self._template.next_turn(turn.message, answer)
-        else:
-            # It may merge with the opening's last token, and a template may write the date.
-            whole = self._template.first_turn(turn.message)
-            start = n_common(whole[:-1], self._text.tokens[:start])
-            tokens = whole[start:]
-        turn = replace(turn, start=start, answer_start=start + len(tokens))
-        yield from self._write(turn, start, tokens, Dialogue(turns), max_tokens)
+            text.forget(self._reasoning_spans(turns[-1:], text.tokens))
+        frames = template.frames([*turns, turn])
+        turns, tokens, pins = self._followed(turns, frames)
+        start = len(tokens)
+        lead = template.lead(frames, len(turns), tokens[turns[-1].answer_start :] if turns else ())
+        if not turns:  # it may merge with the opening's last token
+            start = n_common(lead[:-1], text.tokens[:start])
+            lead = lead[start:]
+        turn = replace(turn, start=start, answer_start=start + len(lead))
+        n_same = min(start, n_common(tokens, text.tokens))
+        tokens = tokens[n_same:start] + lead
+        yield from self._write(turn, frames, n_same, tokens, Dialogue(turns), max_tokens, pins)
+
+    def _followed(
+        self, turns: tuple[Turn, ...], frames: Frames
+    ) -> tuple[tuple[Turn, ...], list[int], Pins]:
+        """Return the turns, tokens and pins before a new message.
+
+        They change if the template writes earlier turns in another way now.
+
+        Args:
+            turns: the first turns of the conversation.
+            frames: the prompt with these turns and the new message.
+        """
+        text, template, last = self._text, self._template, self.turns[-1:]
+        if not last:
+            return (), text.tokens, self.pins
+        n_same = 0
+        if self._frames is not None and len(self._frames.gaps) == len(self.turns):
+            n_same = frames.n_same(self._frames, len(turns))
+        if n_same < len(turns):  # the template may have written another date then
+            before = template.frames([*self.turns[:-1], last[0].unanswered])
+            n_same = frames.n_same(before, len(turns))
+        if n_same == len(turns):
+            return turns, text.tokens[: last[0].start if turns != self.turns else None], self.pins
+        layout = lay_out(
+            self.llm, template, self._places, turns, text.tokens, self.pins,
+            frames=frames, n_same=n_same,
+        )  # fmt: skip
+        return layout.turns, layout.tokens, layout.pins
 
     def _write(
-        self, turn: Turn, start: int, tokens: list[int], dialogue: Dialogue, max_tokens: int | None
+        self,
+        turn: Turn,
+        frames: Frames,
+        start: int,
+        tokens: list[int],
+        dialogue: Dialogue,
+        max_tokens: int | None,
+        pins: Pins | None = None,
     ) -> Generator[str]:
         """Replace the text after the first `start` tokens by new tokens and the answer of a turn.
 
-        The turn has an end if its answer is continued. `dialogue` has the other turns.
+        Args:
+            turn: the turn; it has an end if its answer is continued.
+            frames: its prompt.
+            start, tokens: length of the text that stays, and what follows.
+            dialogue: the other turns.
+            max_tokens: maximum number of new tokens.
+            pins: pinned spans of the new text; None for the present ones.
         """
         if max_tokens is not None and max_tokens < 1:
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
         check_room(self.llm, start + len(tokens))
-        text = self._text
+        text, self._frames = self._text, frames
         before, dropped = self._dialogue, text.tokens[start:]
-        pins, spans = text.pins, text.forgotten
+        old_pins, spans = text.pins, text.forgotten
         started = text.tokens[turn.part_starts[-1] : turn.end]
-        lead = text.tokens[turn.start : turn.part_starts[-1]] if started else tokens
-        answer = AnswerRun(self.llm, self._template, text.tokens, turn, lead, started, max_tokens)
         rest: list[str] = []
-        shown = {key: self._files[key] for key in keys_in(turn.user) if key in self._files}
-        recorder = Recorder(self.noted_beside, text.tokens, shown)
+        run: AnswerRun | None = None
         try:
             self._dialogue = dialogue
             text.truncate(start, may_return=True)
             text.tokens += tokens
-            text.pin_first(pins, start + n_common(tokens, dropped))
+            if pins is None or pins == old_pins:
+                text.pin_first(old_pins, start + n_common(tokens, dropped))
+            else:
+                text.pin(pins)
+                text.forget(self._reasoning_spans(dialogue.turns, text.tokens))
             self._pin_told(turn)
-            recorder.record(answer, text.tokens, start, dialogue)
-            for piece in self._sample(answer, max_tokens):
+            run = self._answering = self._run(turn, frames, started, max_tokens)
+            self._record(at_once=True)
+            for piece in self._sample(run, max_tokens):
                 yield piece
-                recorder.record(answer, text.tokens, start, dialogue)
+                self._record()
         except (GeneratorExit, KeyboardInterrupt):
-            answer.finish = FINISH_INTERRUPTED
-            recorder.record(answer, text.tokens, start, dialogue, at_once=True)
+            if run is not None:
+                run.finish = FINISH_INTERRUPTED
+                self._record(at_once=True)
             raise
         finally:
-            if not answer.has_started or text.is_there():
-                rest = answer.end()
-                if not self._keep(answer):
+            self._answering = None
+            if run is None or not run.n_new or text.is_there():
+                rest = [] if run is None else run.end()
+                if run is None or not self._keep(run):
                     self._dialogue = before
-                    text.restore(start, dropped, pins, spans)
+                    text.restore(start, dropped, old_pins, spans)
         yield from rest
 
     def _pin_told(self, turn: Turn) -> None:
@@ -288,125 +349,146 @@ class Conversation(Talk):
             if sum(end - start for start, end in pins) <= budget.heavy // 2:
                 self._text.pin(pins)
 
-    def _sample(self, answer: AnswerRun, max_tokens: int | None) -> Generator[str]:
+    def _run(
+        self, turn: Turn, frames: Frames, started: list[int], max_tokens: int | None
+    ) -> AnswerRun:
+        """Return the answer of a turn, which continues after its tokens `started`."""
+        at = len(self.turns), turn.attempt, len(turn.steps)
+        seed = answer_seed(self.sampling.seed, *at)
+        sampling = replace(self.sampling, seed=seed)
+        request = Request(
+            messages=(), sampling=sampling, max_tokens=max_tokens, keep_reasoning=True
+        )
+        kept = self._text.kept
+        tokens = kept[: len(kept) - len(started)]
+        prompt = replace(frames.prompt, tokens=tokens, is_text=False)
+        endless = EndlessText(started)
+
+        def watch(token: int) -> str | None:
+            return FINISH_REPETITION if endless.add(token) else None
+
+        answer = Answer(self.llm, request, prompt, before=started, watch=watch)
+        return AnswerRun(answer, turn, started)
+
+    def _sample(self, run: AnswerRun, max_tokens: int | None) -> Generator[str]:
         """Evaluate the unread tokens and sample the answer."""
         llm, text = self.llm, self._text
         if self._places.fair_turns:
             # the tokens before the first turn are a separate part
-            starts = [*(turn.start for turn in self.turns), answer.turn.part_starts[-1]]
+            starts = [*(turn.start for turn in self.turns), run.turn.part_starts[-1]]
             with llm.lock:
                 llm.cache.share_fairly([start for start in starts if start > 0])
-        at = len(self.turns), answer.turn.attempt, len(answer.turn.steps)
-        seed = answer_seed(self.sampling.seed, *at)
-        before = answer.before
-        guide = self._template.guide(before)
-        writer = Writer(llm, replace(self.sampling, seed=seed), written=before, grammar=guide)
-        for pieces in answer.generation.run(text.write(writer, max_tokens)):
-            yield from answer.take(pieces)
-            if not text.is_there():
-                raise other_text()
-        answer.finish = answer.generation.finish or finish_without_room(llm.evicting)
+        start = len(text.tokens) - len(run.before)
+        with text.sampling(max_tokens):
+            run.answer.unread = text.unread
+            try:
+                for event in run.answer:
+                    text.tokens += run.answer.tokens[len(text.tokens) - start :]
+                    text.look()
+                    yield from run.take(event)
+                    if not text.is_there():
+                        raise PyH2OError(
+                            "the model was used for another text while the answer was generated: "
+                            "finish an answer before using its model for anything else"
+                        )
+            finally:
+                text.tokens += run.answer.tokens[len(text.tokens) - start :]
+        run.finish = run.answer.generation.finish or finish_without_room(llm.evicting)
 
-    def _keep(self, answer: AnswerRun) -> bool:
+    def _keep(self, run: AnswerRun) -> bool:
         """Add an answer as a turn; return False if it has no tokens or failed.
 
         After results of tools it may have no tokens.
         """
         text = self._text
-        if not answer.kept and not (answer.turn.steps and answer.finish):
-            self._n_empty += answer.finish == FINISH_STOP
+        if not run.kept and not (run.turn.steps and run.finish):
+            self._n_empty += run.finish == FINISH_STOP
             return False
-        end = answer.turn.part_starts[-1] + answer.kept
+        end = run.turn.part_starts[-1] + run.kept
         # The template's end of an answer replaces the tokens of a stop string.
         if end < self.llm.n_tokens and not text.has_rows(end):
             end = len(text.tokens)
         text.truncate(end)
-        self._dialogue = replace(self._dialogue, turns=(*self.turns, answer.made_turn(end)))
+        self._dialogue = replace(self._dialogue, turns=(*self.turns, run.made_turn(end)))
         self._n_empty = 0
         return True
 
     # ---------------------------------------------------------------------------------------------
-    # Files
+    # Storage
     # ---------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path, *, portable: bool = False) -> None:
-        """Save the conversation to a file, from which `load` continues bit for bit.
-
-        With sliding windows it continues up to rounding, as llama.cpp uses other cells for their
-        rows. With recall, a second file, PATH.archive, has the evicted rows; the conversation then
-        appends to it.
-
-        Args:
-            path: the session file.
-            portable: whether to copy the archive into the session file, and keep using its
-                current file.
-
-        Raises:
-            SessionError: the file cannot be written; an old one is unchanged.
-        """
-        self._settle()
-        saved = SavedConversation(
-            **self._header(),
+    def _settings(self) -> ConversationSettings:
+        return ConversationSettings(
+            **self._common_settings(),
             template=self._template.fingerprint,
             system=self.system,
             tools=self.tools,
             thinking=self.thinking,
             places=self._places,
-            turns=self._dialogue.turns,
             empty=self._n_empty,
-            kept=self._dialogue.kept,
             lore=self.lore,
             note=self.note,
         )
-        self._write_file(path, saved, portable=portable)
+
+    def _messages(self) -> tuple[list[Message], list[Message]]:
+        dialogue, tokens = self._dialogue, self._text.tokens
+        if self._answering is not None:
+            turn = self._answering.made_turn(len(tokens))
+            dialogue = replace(dialogue, turns=(*dialogue.turns, turn))
+        return messages_of(dialogue, tokens)
 
     def _pictures(self) -> dict[str, bytes]:
-        keys = dict.fromkeys(key for turn in self.turns for key in keys_in(turn.user))
+        turns = (*self.turns, *(answer.turn for answer in (self._answering,) if answer))
+        keys = dict.fromkeys(key for turn in turns for key in keys_in(turn.user))
         return {key: self._files[key] for key in keys if key in self._files}
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        llm: Text | HasText,
-        *,
-        reread: bool = False,
-    ) -> Conversation:
-        """Load a saved conversation.
-
-        If the state of the cache does not match, the text is read again with the next message, and
-        other rows may be kept. `conversation.llm.archive_trouble` reports losses of the archive.
-
-        Args:
-            path: the session file, which is not changed.
-            llm: the model, loaded with the same settings. Its cache is emptied, unless the file is
-                rejected.
-            reread: read the whole text again with the next message, with any model and settings,
-                which also rebuilds the archive. The same model reads the saved tokens; another one
-                tokenizes messages and answers, and loses pins and replaced answers.
-
-        Raises:
-            SessionError: the file does not exist, is damaged or of another format, or, without
-                `reread`, of another model, other settings or another template.
-            SettingsError: with `reread`: the pinned tokens do not fit the budget.
-        """
-        llm = text_of(llm)
-        session, saved, layout = open_conversation(path, llm, reread=reread)
+    def _of(cls, contents: Contents, kv_file: Path, llm: Text) -> Conversation:
+        with damage_found(kv_file.with_suffix("")):
+            if contents.info.kind != CONVERSATION:
+                raise SessionError(f"{contents.info.title} is a story: open it with generate")
+            saved = record_of(ConversationSettings, contents.info.settings, "settings")
+            dialogue, tokens = dialogue_of(contents)
+        remember_pictures(llm, contents)
+        is_same = saved.model.is_same(model_identity(llm.model))
         conversation = cls(
             llm,
             system=saved.system,
             tools=saved.tools,
-            thinking=saved.thinking,
+            # another model may not support reasoning
+            thinking=saved.thinking if is_same else USUAL,
             sampling=saved.sampling,
             pin_system=saved.places.pin_system,
             fair_turns=saved.places.fair_turns,
         )
         conversation.lore, conversation.note = saved.lore, saved.note
-        conversation._dialogue = Dialogue(saved.turns, saved.kept)
-        conversation._files = dict(session.pictures)
-        if layout is not None:
-            conversation._begin(layout)
-        else:
-            conversation._read_file(path, session, saved)
-            conversation._n_empty = saved.empty
+        conversation._files = dict(contents.pictures)
+        template = conversation._template
+        if is_same and template.fingerprint == saved.template:
+            conversation._dialogue, conversation._n_empty = dialogue, saved.empty
+            conversation._load_text(tokens or conversation.tokens, saved, kv_file)
+            return conversation
+        if not is_same:
+            stopped = (replace(turn, finish=FINISH_STOP, calls=()) for turn in dialogue.turns)
+            dialogue, tokens, saved = Dialogue(tuple(stopped)), [], replace(saved, pins=())
+        conversation._dialogue = dialogue
+        places = conversation._places
+        conversation._begin(lay_out(llm, template, places, dialogue.turns, tokens, saved.pins))
+        what = "chat template" if is_same else f"model ({saved.model.file})"
+        conversation.reread_reason = f"it was saved with another {what}"
         return conversation
+
+
+def remember_pictures(llm: Text, contents: Contents) -> None:
+    """Pass the pictures of a text to the model's projector.
+
+    Raises:
+        SessionError: the model has none.
+    """
+    for picture in contents.pictures.values():
+        if llm.model.projector is None:
+            raise SessionError(
+                f"the session {contents.info.title} has pictures, and the model was loaded without "
+                "a projector: give it one (--mmproj FILE)"
+            )
+        llm.model.projector.remember(picture)

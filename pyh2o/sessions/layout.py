@@ -9,7 +9,7 @@ from ..core.text import Text
 from ..core.tokens import n_common
 from ..errors import SettingsError
 from ..writing.cached_text import Span
-from ..writing.chat_template import ChatTemplate
+from .chat_template import ChatTemplate, Frames
 from .turns import Turn
 
 # Spans as in a session's header.
@@ -74,6 +74,9 @@ def lay_out(
     turns: Sequence[Turn],
     text: Sequence[int] = (),
     pins: Pins = (),
+    *,
+    frames: Frames | None = None,
+    n_same: int = 0,
 ) -> Layout:
     """Render turns with a template.
 
@@ -83,42 +86,37 @@ def lay_out(
         text: the current tokens, to which the positions of the turns refer; without them, answers
             are tokenized.
         pins: pinned spans of `text`.
+        frames: a prompt that contains these turns, if the template writes some of them in another
+            way than in their own prompts.
+        n_same: number of first turns that keep their tokens of `text`.
 
     Raises:
         SettingsError: the pinned tokens do not fit the budget.
         PyH2OError: the template rejects a message.
     """
     n_pinned = places.n_pinned(llm, template)
-    tokens, placed = list(template.opening), list[Turn]()
-    for turn in turns:
+    placed = list(turns[:n_same])
+    tokens = list(text[: placed[-1].end] if placed else template.opening)
+    for n, turn in enumerate(turns[n_same:], n_same):
+        own = template.frames([*placed, turn.unanswered])
+        if frames is not None and not own.starts_like(frames, n):
+            own = frames
         if placed:
             start = len(tokens)
-            tokens += template.next_turn(turn.message, tokens[placed[-1].answer_start :])
+            tokens += template.lead(own, n, tokens[placed[-1].answer_start :])
         else:
             # The first message may merge with the end of the opening into one token.
-            tokens = list(template.first_turn(turn.message))
+            tokens = template.lead(own, 0)
             start = n_common(tokens[:-1], template.opening)
-        own = text[turn.answer_start : turn.end]
+        answer = text[turn.answer_start : turn.end]
         turn = replace(turn, start=start, answer_start=len(tokens))
-        tokens += own
-        if not own:
-            turn = _as_texts(turn, template, tokens)
+        if not answer:
+            turn, answer = template.answer([*placed, turn], own, tokens[-1])
+        tokens += answer
         placed.append(replace(turn, end=len(tokens)))
     pins = _moved(pins, turns, placed)
     check_pins(llm, n_pinned, pins)
     return Layout(tokens, tuple(placed), n_pinned, pins)
-
-
-def _as_texts(turn: Turn, template: ChatTemplate, tokens: list[int]) -> Turn:
-    """Append the tokens of an answer that is known as text; return the turn with their number."""
-    steps = []
-    for step in turn.steps:
-        new = template.step(step.text, step.calls, tokens[-1])
-        tokens += new
-        steps.append(replace(step, n_tokens=len(new)))
-    if turn.answer or not steps:
-        tokens += template.answer(turn.answer, tokens[-1])
-    return replace(turn, steps=tuple(steps))
 
 
 def _moved(spans: Iterable[Span], before: Sequence[Turn], after: Sequence[Turn]) -> Pins:

@@ -1,4 +1,4 @@
-"""Read saved sessions without a model, for lists, searches and exports."""
+"""Exports of stored texts, and their first words, without a model."""
 
 from __future__ import annotations
 
@@ -6,136 +6,65 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..errors import SessionError
-from .headers import CONVERSATION, STORY, SavedConversation, SavedStory
-from .records import record_of
-from .saved import SavedChat
-from .session_file import Session, damage_found, read_session
-from .turns import Turn
+from .database import Database
+from .messages import STORY, Contents, Message
 
 # Maximum characters of the first words, and of tool results in an export.
 FIRST_WORDS = 80
 MAX_RESULT = 200
 
 
-@dataclass(frozen=True)
-class SavedText:
-    """The contents of a session file.
-
-    Attributes:
-        changed: time of the last change, in seconds since 1970.
-        n_bytes: size of the file and its archive.
-        header: header of the file; None if the file is damaged.
-        turns: turns of a conversation.
-        text: text of a story.
-        passages: starts of the generated passages of a story, in characters.
-        trouble: why the file cannot be read; "" if it can.
-    """
-
-    name: str
-    changed: float
-    n_bytes: int
-    n_tokens: int = 0
-    header: SavedConversation | SavedStory | None = None
-    turns: tuple[Turn, ...] = ()
-    text: str = ""
-    passages: tuple[int, ...] = ()
-    trouble: str = ""
-
-    @property
-    def kind(self) -> str:
-        """ "conversation" or "story"; "" if the file is damaged."""
-        return "" if self.header is None else self.header.kind
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """The sampling settings."""
-        return {} if self.header is None else asdict(self.header.sampling)
-
-    @property
-    def system(self) -> str | None:
-        """The system prompt of a conversation."""
-        return self.header.system if isinstance(self.header, SavedConversation) else None
-
-    @property
-    def first(self) -> str:
-        """The first words of the text, in one line."""
-        text = self.turns[0].user if self.turns else self.text
-        text = _for_people(text[: 4 * FIRST_WORDS])
-        return textwrap.shorten(text, FIRST_WORDS, placeholder="...")
-
-    def has(self, words: str) -> bool:
-        """Return whether the name and the text contain all of these words."""
-        messages = [text for turn in self.turns for text in (turn.user, turn.answer)]
-        whole = "\n".join([self.name, self.text, *messages]).casefold()
-        return all(word in whole for word in words.casefold().split())
+def first_words(database: Database, text: int) -> str:
+    """Return the first words of a text, in one line."""
+    words = _for_people(database.start_of(text, 4 * FIRST_WORDS))
+    return textwrap.shorten(words, FIRST_WORDS, placeholder="...")
 
 
-def read_saved_text(chat: SavedChat, *, in_progress: bool = True) -> SavedText:
-    """Read a session's file; `in_progress` as for `read_session`. Damage is reported in `trouble`.
-
-    Raises:
-        OSError: the file does not exist.
-    """
-    text = SavedText(chat.name, chat.path.stat().st_mtime, chat.n_bytes)
-    try:
-        session = read_session(chat.path, state=False, in_progress=in_progress)
-        with damage_found(chat.path):
-            return replace(text, n_tokens=len(session.tokens), **_contents(session))
-    except SessionError as error:
-        return replace(text, trouble=" ".join(str(error).split()))
+def story_text(contents: Contents) -> str:
+    """Return the text of a story, with the prompt if that is a part of it."""
+    prompt, *passages = contents.messages or [Message("", "")]
+    text = "".join(passage.answer for passage in passages)
+    return prompt.user + text if contents.info.settings.get("echo") else text
 
 
-def _contents(session: Session) -> dict[str, Any]:
-    if session.kind == CONVERSATION:
-        talk = record_of(SavedConversation, session.header)
-        return {"header": talk, "turns": talk.turns}
-    if session.kind != STORY:
-        raise ValueError(f"unknown kind of session: {session.kind}")
-    story = record_of(SavedStory, session.header)
-    return {
-        "header": story,
-        "text": str(story.notes.get("text", story.opening)),
-        "passages": tuple(int(start) for start in story.notes.get("passages", ())),
-    }
-
-
-def text_of(saved: SavedText, form: str) -> str:
-    """Export a session as "text", "markdown" or "json", which can be imported with any model."""
+def text_of(contents: Contents, form: str) -> str:
+    """Export a text as "text", "markdown" or "json", which can be imported with any model."""
+    info, turns = contents.info, contents.messages
+    settings = info.settings
     if form == "json":
         about: dict[str, Any] = {
             "format": "pyh2o export",
             "version": 1,
-            "name": saved.name,
-            "kind": saved.kind,
-            "sampling": saved.sampling,
+            "name": info.title,
+            "kind": info.kind,
+            "sampling": settings.get("sampling", {}),
         }
-        texts = {name: getattr(saved.header, name, "") for name in ("memory", "note")}
-        about |= {name: text for name, text in texts.items() if text}
-        if saved.kind == STORY:
-            about["text"] = saved.text
+        about |= {name: settings[name] for name in ("memory", "note") if settings.get(name)}
+        if info.kind == STORY:
+            about["text"] = story_text(contents)
         else:
-            about["system"] = saved.system
+            about["system"] = settings.get("system")
             about["turns"] = [
-                {name: getattr(turn, name) for name in ("user", "answer", "finish")}
-                | ({"told": turn.told} if turn.told else {})
+                {"user": turn.user, "answer": turn.answer, "finish": turn.finish}
+                | ({"told": told} if (told := turn.about.get("told")) else {})
                 | ({"called": called} if (called := [*_called(turn)]) else {})
-                for turn in saved.turns
+                for turn in turns
             ]
         return json.dumps(about, ensure_ascii=False, indent=2) + "\n"
-    if saved.kind == STORY:
-        return saved.text if saved.text.endswith("\n") else f"{saved.text}\n"
+    if info.kind == STORY:
+        text = story_text(contents)
+        return text if text.endswith("\n") else f"{text}\n"
+    system = settings.get("system")
     if form == "markdown":
-        parts = [f"# {saved.name}", *([f"> {saved.system}"] if saved.system else [])]
-        for turn in saved.turns:
+        parts = [f"# {info.title}", *([f"> {system}"] if system else [])]
+        for turn in turns:
             calls = (f"*{text}*" for text in _called(turn))
             parts += [f"**You:** {_for_people(turn.user)}", *calls, turn.answer.strip()]
     else:
-        parts = [] if saved.system is None else [f"({saved.system})"]
-        for turn in saved.turns:
+        parts = [] if system is None else [f"({system})"]
+        for turn in turns:
             parts += [f"> {_for_people(turn.user)}", *_called(turn), turn.answer.strip()]
     return "\n\n".join(parts) + "\n"
 
@@ -145,11 +74,11 @@ def _for_people(message: str) -> str:
     return re.sub("<picture:[0-9a-f]{64}>", "[picture]", message)
 
 
-def _called(turn: Turn) -> Iterator[str]:
+def _called(turn: Message) -> Iterator[str]:
     """Yield the texts of an answer's steps, and their tool calls with shortened results."""
-    for step in turn.steps:
-        if step.text.strip():
-            yield step.text.strip()
-        for call in step.calls:
-            result = textwrap.shorten(call.result or "", MAX_RESULT, placeholder="...")
-            yield f"({call.name} {call.arguments}: {result})"
+    for step in turn.about.get("steps", ()):
+        if step["text"].strip():
+            yield step["text"].strip()
+        for call in step["calls"]:
+            result = textwrap.shorten(call["result"] or "", MAX_RESULT, placeholder="...")
+            yield f"({call['name']} {call['arguments']}: {result})"

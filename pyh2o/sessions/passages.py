@@ -109,8 +109,7 @@ def pin_sentences(conversation: Conversation, words: str) -> None:
 
     Raises:
         SettingsError: the sentences do not fit the budget.
-        PyH2OError: no message contains the words, the cache is full, or the model has another text
-            by now.
+        PyH2OError: no message contains the words, or the model evicts nothing.
     """
     if not conversation.llm.evicting:
         raise PyH2OError("a full cache evicts nothing: there is nothing to pin")
@@ -125,7 +124,7 @@ def unpin_passages(conversation: Conversation, words: str | None = None) -> None
     """Unpin the passages that contain these words, or all.
 
     Raises:
-        PyH2OError: no pinned passage matches, or the model has another text by now.
+        PyH2OError: no pinned passage matches.
     """
     wanted = None if words is None else _pattern(words)
     passages = [

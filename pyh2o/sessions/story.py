@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import time
 from collections.abc import Generator, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from ..core.vocabulary import suffix_tokens
 from ..errors import PyH2OError, SessionError, SettingsError
 from ..writing.cached_text import CachedText, Span
 from ..writing.chat_guide import ChatGuide
-from ..writing.chat_template import ChatTemplate
+from ..writing.chat_prompt import rendered
 from ..writing.finish import (
     FINISH_INTERRUPTED,
     FINISH_REPETITION,
@@ -36,17 +35,25 @@ from ..writing.generation import Generation
 from ..writing.pieces import Piece, TextPieces
 from ..writing.prompt import check_prompt, check_room, prompt_text, prompt_tokens
 from ..writing.repetition import RepetitionGuard
+from ..writing.request import Request
 from ..writing.sampling import Sampling
 from ..writing.thinking import USUAL, Thinking
 from ..writing.writer import Writer
-from .headers import SavedStory, open_session
-from .layout import check_pins
+from .identity import model_identity
 from .lorebooks import KEY_CHARACTERS, LoreEntry, note_for_passage
-from .records import in_one_line
-from .session_file import damage_found
-from .story_notes import bracket_tokens, hidden_spans, insert_note, n_with_notes, own_tokens
+from .messages import STORY, Contents, Message, packed, unpacked
+from .records import in_one_line, record_of
+from .story_notes import (
+    bracket_tokens,
+    hidden_spans,
+    insert_note,
+    n_of_notes,
+    n_with_notes,
+    own_tokens,
+)
+from .story_passages import Passage, edited, n_same_characters
 from .text_session import TextSession
-from .unfinished import Recorder
+from .text_settings import StorySettings, damage_found
 
 
 class Story(TextSession):
@@ -77,11 +84,11 @@ class Story(TextSession):
         lore: entries that are inserted before a passage when a key matches (see `lorebooks`).
         note: author's note, which is inserted before each passage; "" for none.
         told: spans of the inserted notes.
-        noted_beside: the session file; while a passage is generated, it is recorded next to that
-            file, and its text is appended to `notes["text"]` (see `unfinished`). None for no
-            records.
+        passages: the generated or edited passages, in order.
         thinking: reasoning settings.
     """
+
+    kind = STORY
 
     def __init__(
         self,
@@ -107,7 +114,7 @@ class Story(TextSession):
             memory: text before a text prompt, which is pinned.
             loop_guard: whether loops are broken (see repetition.py).
             ignore_eos: whether end-of-text tokens are suppressed.
-            thinking: reasoning settings, for a prompt from `asked_for`.
+            thinking: reasoning settings, for a prompt from `prompt_for_message`.
 
         Raises:
             ValueError: the prompt has no tokens.
@@ -121,8 +128,7 @@ class Story(TextSession):
         self.lore: tuple[LoreEntry, ...] = ()
         self.note = ""
         self.told: tuple[Span, ...] = ()
-        self.noted_beside: Path | None = None
-        self._saved: list[int] = []  # tokens in its file
+        self.passages: list[Passage] = []
         self._brackets: list[int] = []  # tokens with an opening bracket
         self._has_note = False
         tokens = self._prompt_tokens(prompt)
@@ -132,7 +138,9 @@ class Story(TextSession):
         self.finish: str | None = None
         self.n_read, self.read_seconds, self.seconds = 0, 0.0, 0.0
         self.notes: dict[str, Any] = {}
-        self._opening = prompt_text(llm.model, prompt) if echo else ""
+        self._prompt = prompt_text(llm.model, prompt)
+        self._echo = echo
+        self._opening = self._prompt if echo else ""
         self._until = list(until)
         held = self._opening.encode()
         self._pieces = self._new_pieces(held=held, unsearched=len(held))
@@ -150,8 +158,8 @@ class Story(TextSession):
     @property
     def written(self) -> int:
         """Number of generated tokens."""
-        n_notes = sum(end - start for start, end in self.told)
-        return len(self.tokens) - n_notes - self.n_prompt
+        n_tokens = len(self.tokens)
+        return n_tokens - n_of_notes(n_tokens, self.told) - self.n_prompt
 
     @property
     def own_tokens(self) -> list[int]:
@@ -166,7 +174,7 @@ class Story(TextSession):
             self.tokens,
             self.told,
             n_prompt=self.n_prompt,
-            opening=self._opening,
+            has_opening=bool(self._opening),
             memory=self.memory,
         )
 
@@ -218,26 +226,22 @@ class Story(TextSession):
         if max_tokens is not None and max_tokens < 1:
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None")
         self.finish = None
-        recorder, new = Recorder(self.noted_beside, self._saved), list[str]()
-        before = self.text() if self.noted_beside else ""
+        if not self.passages or self.passages[-1].text:
+            self.passages.append(Passage(len(self.tokens)))
+        passage = self.passages[-1]
+        passage.finish = None
+        shown = "" if self._pieces.size else self._opening  # comes with the first piece
         try:
             for piece in self._write(max_tokens):
-                if self.noted_beside:
-                    new.append(piece)
-                if recorder.is_due:
-                    self._record(recorder, before, "".join(new))
+                passage.texts.append(piece.removeprefix(shown))
+                shown = "" if piece else shown
+                self._record()
                 yield piece
         except (GeneratorExit, KeyboardInterrupt):
             self.finish = self.finish or FINISH_INTERRUPTED
             raise
-
-    def _record(self, recorder: Recorder, before: str, new: str) -> None:
-        """Record a passage in progress after the earlier text."""
-        n_same = len(before) if str(self.notes.get("text", "")).startswith(before) else 0
-        header = self._own_header() | {"finish": FINISH_INTERRUPTED}
-        del header["lore"]  # it is long and unchanged
-        header["notes"] = {**self.notes, "text": before[n_same:] + new}
-        recorder.record_story(self.tokens, n_common(self._saved, self.tokens), header, n_same)
+        finally:
+            passage.finish = self.finish or FINISH_INTERRUPTED
 
     def _write(self, max_tokens: int | None) -> Generator[str, None, None]:
         llm, text = self.llm, self._text
@@ -288,8 +292,12 @@ class Story(TextSession):
         """Return the guide that ends the reasoning, if it has a budget."""
         if self.thinking.limit is None:
             return None
-        template = ChatTemplate(self.llm.model, None, thinking=self.thinking)
-        return template.guide(self.tokens[self.n_prompt :])
+        request = Request(messages=[{"role": "user", "content": "?"}], reasoning=self.thinking)
+        guide = rendered(self.llm.model, request).guide
+        assert isinstance(guide, ChatGuide)
+        for token in self.tokens[self.n_prompt :]:
+            guide.take(token)
+        return guide
 
     def _prepare_cache(self) -> None:
         """Restore the text in the cache, with at least one token left to evaluate."""
@@ -311,7 +319,11 @@ class Story(TextSession):
         note = note_for_passage(newest.decode(errors="ignore"), self.lore, self.note)
         # a prompt that is not shown is not split
         first = 0 if self._opening else n_with_notes(self.n_prompt, self.told)
-        self.told = insert_note(self._text, self.told, note, first)
+        told = insert_note(self._text, self.told, note, first)
+        for passage in self.passages:
+            start = passage.start
+            passage.start = n_with_notes(start - n_of_notes(start, self.told), told)
+        self.told = told
         if note and not self._brackets:
             self._brackets = bracket_tokens(self.llm.model)
         self._has_note = bool(note)
@@ -369,12 +381,12 @@ class Story(TextSession):
             ValueError, ContextLimitError: as for a prompt.
         """
         n_prompt, opening, own = self.n_prompt, self._opening, self.own_tokens
+        old = self.text()
         if text.startswith(opening):
-            same = takewhile(lambda pair: pair[0] == pair[1], zip(text, self.text(), strict=False))
             n_written, n_characters = _whole_tokens(
                 _parts_after(self.llm, own[:n_prompt]),
                 own[n_prompt:],
-                text[len(opening) : sum(1 for _ in same)],
+                text[len(opening) : n_same_characters(text, old)],
             )
             n_same = n_prompt + n_written
             end = suffix_tokens(self.llm.model, text[len(opening) + n_characters :])
@@ -393,10 +405,19 @@ class Story(TextSession):
         self._text.truncate(n_left)
         self._text.tokens += tokens[n_same:]
         self.told = tuple(span for span in self.told if span[1] <= n_left)
+        prompt = self._prompt if self._echo else ""
+        n_tokens = len(self.tokens)
+        prompt, self.passages = edited(prompt, self.passages, text, n_left, n_tokens)
+        if self._echo:
+            self._prompt = prompt
         self.n_prompt, self._opening = n_prompt, opening
         self.finish, self._ended, self._writer = None, False, None
         self._pieces = self._new_pieces(size=len(text.encode()))
         self._follow_written()
+
+    @property
+    def _starts(self) -> list[int]:
+        return [passage.start for passage in self.passages]
 
     def cut(self, n_characters: int) -> None:
         """Truncate the text to its first `n_characters` characters; see `edit`."""
@@ -414,42 +435,47 @@ class Story(TextSession):
                 self._guard.add(token)
 
     # ---------------------------------------------------------------------------------------------
-    # Files
+    # Storage
     # ---------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path) -> None:
-        """Save the story to a file, from which `load` continues.
+    def _settings(self) -> StorySettings:
+        return StorySettings(
+            **self._common_settings(),
+            prompt_tokens=self.n_prompt,
+            echo=self._echo,
+            opening=len(self._opening),
+            text_bytes=self._pieces.size,
+            held=self._pieces.held.hex(),
+            unsearched=self._pieces.unsearched,
+            finish=self.finish,
+            ended=self._ended,
+            until=self._until,
+            loop_guard=self._guard is not None,
+            ignore_eos=self._ignore_eos,
+            seconds=self.seconds,
+            notes=self.notes,
+            memory=self.memory,
+            told=self.told,
+            lore=self.lore,
+            note=self.note,
+            thinking=self.thinking,
+        )
 
-        It can be called between two pieces of `write`. If the model has another text by now, the
-        file has no state of the cache, and the story is read again when it is loaded.
-
-        Raises:
-            SessionError: the file cannot be written; an old one is unchanged.
-        """
-        self._write_file(path, SavedStory(**self._header(), **self._own_header()))
-        self._saved = list(self.tokens)
-
-    def _own_header(self) -> dict[str, Any]:
-        """Return the header fields that only stories have."""
-        return {
-            "prompt_tokens": self.n_prompt,
-            "opening": self._opening,
-            "text_bytes": self._pieces.size,
-            "held": self._pieces.held.hex(),
-            "unsearched": self._pieces.unsearched,
-            "finish": self.finish,
-            "ended": self._ended,
-            "until": self._until,
-            "loop_guard": self._guard is not None,
-            "ignore_eos": self._ignore_eos,
-            "seconds": self.seconds,
-            "notes": self.notes,
-            "memory": self.memory,
-            "told": self.told,
-            "lore": self.lore,
-            "note": self.note,
-            "thinking": self.thinking,
-        }
+    def _messages(self) -> tuple[list[Message], list[Message]]:
+        """Return the prompt and the passages."""
+        starts = [*self._starts, len(self.tokens)]
+        prompt = Message(
+            self._prompt,
+            "",
+            FINISH_STOP,
+            n_before=starts[0],
+            tokens=packed(self.tokens[: starts[0]]),
+        )
+        written = [
+            Message("", each.text, each.finish, tokens=packed(self.tokens[each.start : end]))
+            for each, end in zip(self.passages, starts[1:], strict=True)
+        ]
+        return [prompt, *written], []
 
     @classmethod
     def load(
@@ -457,76 +483,87 @@ class Story(TextSession):
         path: str | Path,
         llm: Text | HasText,
         *,
-        reread: bool = False,
         until: Sequence[str] | None = None,
         loop_guard: bool | None = None,
         ignore_eos: bool | None = None,
     ) -> Story:
-        """Load a saved story.
-
-        If the state of the cache does not match, the text is read again, and may continue
-        differently, as other rows are kept. `story.llm.archive_trouble` reports losses of the
-        archive.
+        """Load a saved story; see `TextSession.load`.
 
         Args:
-            path: the session file, which is not changed.
-            llm: the model, loaded with the same settings. Its cache is replaced, unless the file is
-                rejected.
-            reread: read the whole text again with the next `write`, with any model and settings,
-                which also rebuilds the archive. The same model reads the saved tokens; another one
-                tokenizes `notes["text"]`, and loses pins.
+            path: the session file, also one of an older pyh2o; it is not changed.
+            llm: the model. Its cache is emptied, unless the file is rejected.
             until: new stop texts; None for the saved ones.
             loop_guard: whether loops are broken; None for the saved value.
             ignore_eos: whether end-of-text tokens are suppressed; None for the saved value.
-
-        Raises:
-            SessionError: the file does not exist, is damaged or of another format, or, without
-                `reread`, of another model or other settings; with `reread`, its text is missing.
-            SettingsError: with `reread`: the pinned tokens do not fit the budget.
         """
-        llm = text_of(llm)
-        session, saved, is_same_model = open_session(path, SavedStory, llm.model, reread=reread)
-        own, text = own_tokens(session.tokens, saved.told), saved.notes.get("text")
-        if is_same_model:
-            with damage_found(path):
-                saved.check_text(_written(llm, own, saved.prompt_tokens))
-            if reread:
-                budget = llm.model.budget
-                check_pins(llm, 0 if budget is None else budget.pinned, saved.pins)
-        elif not isinstance(text, str):
+        story = super().load(path, llm)
+        if until is not None:
+            story._until = [*until]
+            pieces = story._pieces
+            story._pieces = story._new_pieces(
+                held=pieces.held, unsearched=pieces.unsearched, size=pieces.size
+            )
+        if loop_guard is not None:
+            story._guard = RepetitionGuard() if loop_guard else None
+            story._follow_written()
+        if ignore_eos is not None:
+            story._ignore_eos = ignore_eos
+        return story
+
+    @classmethod
+    def _of(cls, contents: Contents, kv_file: Path, llm: Text) -> Story:
+        with damage_found(kv_file.with_suffix("")):
+            if contents.info.kind != STORY:
+                raise SessionError(f"{contents.info.title} is a conversation: open it with chat")
+            saved = record_of(StorySettings, contents.info.settings, "settings")
+            prompt, *written = contents.messages
+            tokens = unpacked(b"".join(message.tokens for message in contents.messages))
+            own = own_tokens(tokens, saved.told)
+            whole = prompt.user if saved.echo else ""
+            whole += "".join(message.answer for message in written)
+        is_same = saved.model.is_same(model_identity(llm.model))
+        if not is_same and not prompt.user:
             raise SessionError(
-                f"{path} has only tokens of the story, which another model cannot read: continue "
-                f"it with the model {in_one_line(saved.model.file)}"
+                f"{contents.info.title} has only tokens of the story, which another model cannot "
+                f"read: continue it with the model {in_one_line(saved.model.file)}"
             )
         story = cls(
             llm,
-            own[: saved.prompt_tokens] if is_same_model else str(text),
+            own[: saved.prompt_tokens] if is_same else prompt.user,
             sampling=saved.sampling,
-            until=saved.until if until is None else until,
-            echo=not is_same_model,
-            memory="" if is_same_model else saved.memory,
-            loop_guard=saved.loop_guard if loop_guard is None else loop_guard,
-            ignore_eos=saved.ignore_eos if ignore_eos is None else ignore_eos,
-            thinking=saved.thinking if is_same_model else USUAL,
+            until=saved.until,
+            echo=saved.echo,
+            memory="" if is_same else saved.memory,
+            loop_guard=saved.loop_guard,
+            ignore_eos=saved.ignore_eos,
+            thinking=saved.thinking if is_same else USUAL,
         )
-        story.notes, story.memory = saved.notes, saved.memory
-        story.lore, story.note = saved.lore, saved.note
-        if not is_same_model:
-            story.edit(str(text))  # so that the next `write` yields new text only
+        story.notes, story.lore, story.note = saved.notes, saved.lore, saved.note
+        if not is_same:
+            story.edit(whole)
+            story._prompt = prompt.user
+            story.passages = [
+                Passage(len(story.tokens), [message.answer], message.finish) for message in written
+            ]
+            story.reread_reason = f"it was saved with another model ({saved.model.file})"
             return story
-        story.told, story._saved = saved.told, session.tokens
-        if reread:
-            story._text.begin(session.tokens, pins=saved.pins, forgotten=saved.forgotten)
-        else:
-            story._read_file(path, session, saved)
-        story.finish = saved.finish
-        story._ended = saved.ended
-        story.seconds = saved.seconds
-        story._opening = saved.opening
+        story._prompt, story._opening = prompt.user, whole[: saved.opening]
+        story.memory, story.told = saved.memory, saved.told
+        story._load_text(tokens, saved, kv_file)
+        story.finish, story._ended, story.seconds = saved.finish, saved.ended, saved.seconds
+        if written and written[-1].finish == FINISH_INTERRUPTED:
+            story.finish = FINISH_INTERRUPTED
         story._pieces = story._new_pieces(
             held=bytes.fromhex(saved.held), unsearched=saved.unsearched, size=saved.text_bytes
         )
+        start = len(prompt.tokens) // 4
+        for message in written:
+            story.passages.append(Passage(start, [message.answer], message.finish))
+            start += len(message.tokens) // 4
         story._follow_written()
+        if written and story.text() != whole:  # older files may lack the text
+            text = story.text().removeprefix(story._opening)
+            story.passages = [Passage(story._starts[0], [text], saved.finish)]
         return story
 
 

@@ -26,6 +26,11 @@ def own_tokens(tokens: Sequence[int], notes: Sequence[Span]) -> list[int]:
     return [token for end, start in zip(ends, starts, strict=True) for token in tokens[end:start]]
 
 
+def n_of_notes(n_tokens: int, notes: Sequence[Span]) -> int:
+    """Return the number of tokens of notes in the first `n_tokens` tokens."""
+    return sum(end - start for start, end in notes if end <= n_tokens)
+
+
 def n_with_notes(n_own: int, notes: Sequence[Span]) -> int:
     """Return the number of tokens, with notes, up to the end of the first `n_own` own tokens."""
     for start, end in notes:
@@ -40,12 +45,12 @@ def hidden_spans(
     notes: Sequence[Span],
     *,
     n_prompt: int,
-    opening: str,
+    has_opening: bool,
     memory: str,
 ) -> list[Span]:
     """Return the spans of tokens that are not part of a story's text."""
-    n_first = 0 if opening else n_prompt
-    if opening and memory:
+    n_first = 0 if has_opening else n_prompt
+    if has_opening and memory:
         n_first = n_common(tokens, prompt_tokens(model, f"{memory}\n"))
     return [*([(0, n_first)] if n_first else []), *notes]
 

@@ -7,13 +7,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ..core.text import HasText, Text, text_of
-from ..errors import PyH2OError
 from ..writing.cached_text import CachedText, Span
-from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_STOP
+from ..writing.reasoning import drops_reasoning, reasoning_span
 from ..writing.thinking import Thinking
-from ..writing.thoughts import forgets_thoughts, thoughts_of
 from ..writing.tools import Call, Tool
+from .chat_template import ChatTemplate, Frames
 from .layout import Layout, RowShares, lay_out, without
 from .text_session import TextSession
 from .turns import Dialogue, Turn
@@ -26,6 +25,7 @@ class Talk(TextSession):
         self.llm = llm = text_of(llm)
         self._template, self._places = template, places
         self._dialogue = Dialogue()
+        self._frames: Frames | None = None  # the last prompt
         self._text = CachedText(llm, on_taken=self._end_answer)
         n_pinned = places.n_pinned(llm, template)
         self._text.begin(template.opening, n_pinned=n_pinned)
@@ -160,38 +160,35 @@ class Talk(TextSession):
     def _begin(self, layout: Layout) -> None:
         """Replace the tokens; all are read with the next message."""
         self._dialogue = replace(self._dialogue, turns=layout.turns)
+        self._frames = None
         text, tokens = self._text, layout.tokens
         text.begin(tokens, n_pinned=layout.n_pinned, pins=layout.pins)
         text.forget(self._reasoning_spans(layout.turns[:-1], tokens))
 
     def _settle(self) -> None:
-        """End the answer in progress, and check as `_check_text` does."""
+        """End the answer in progress, and restore the text in the cache."""
         self._end_answer()
-        self._check_text()
+        self._prepare()
 
     def _end_answer(self) -> None:
         """End the answer in progress, if any."""
 
-    def _check_text(self) -> None:
-        """Raise an error if the model was used for another text."""
-        if not self._text.is_there():
-            raise other_text()
+    def _stop(self) -> None:
+        self._end_answer()
+        if self._text.is_there():
+            self._text.drop_surplus()
+
+    def _prepare(self) -> None:
+        """Restore the text in the cache, if the model was used for another one."""
+        self._text.reclaim()
         self._text.drop_surplus()
 
     def _reasoning_spans(self, turns: Sequence[Turn], tokens: Sequence[int]) -> list[Span]:
         """Return the spans of reasoning to drop, without pinned tokens."""
         model = self.llm.model
         parts = [part for turn in turns for part in pairwise([*turn.part_starts, turn.end])]
-        found = [thoughts_of(model, tokens, *part) for part in parts]
-        spans: Iterable[Span] = filter(None, found if forgets_thoughts(model) else ())
+        found = [reasoning_span(model, tokens, *part) for part in parts]
+        spans: Iterable[Span] = filter(None, found if drops_reasoning(model) else ())
         for pin in ((0, self.n_pinned), *self.pins):
             spans = without(spans, *pin)
         return [*spans]
-
-
-def other_text() -> PyH2OError:
-    """Return the error for a conversation that is no longer in the model's cache."""
-    return PyH2OError(
-        "the model has been used for another text, and this conversation is no longer in its "
-        "cache: load it from a file (Conversation.load), or start a new one"
-    )

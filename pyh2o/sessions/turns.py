@@ -9,12 +9,9 @@ from typing import Annotated
 
 import numpy as np
 
-from ..core.detokenizer import detokenizer
-from ..core.text import Text
 from ..errors import PyH2OError
-from ..writing.chat_parser import Part
-from ..writing.chat_template import ChatTemplate
-from ..writing.events import Content, Reasoning
+from ..writing.answer import Answer
+from ..writing.events import Content, Event, Reasoning
 from ..writing.finish import (
     FINISH_INTERRUPTED,
     FINISH_LENGTH,
@@ -23,9 +20,7 @@ from ..writing.finish import (
     FINISH_TOOL_CALLS,
     FINISH_TRAINED_CONTEXT,
 )
-from ..writing.generation import Generation
-from ..writing.pieces import Piece, ReasoningText, TextPieces
-from ..writing.repetition import EndlessText
+from ..writing.pieces import ReasoningText
 from ..writing.sampling import LARGEST_SEED
 from ..writing.tools import Call
 from .records import Count
@@ -97,6 +92,11 @@ class Turn:
     def message(self) -> str:
         """The message with lore and note."""
         return f"{self.told}\n\n{self.user}" if self.told else self.user
+
+    @property
+    def unanswered(self) -> Turn:
+        """The turn without its answer."""
+        return replace(self, answer="", end=0, steps=(), calls=(), thoughts="")
 
     @property
     def part_starts(self) -> list[int]:
@@ -194,103 +194,61 @@ class Dialogue:
 
 
 class AnswerRun:
-    """An answer in progress.
+    """An answer in progress, as the last turn of a conversation.
 
     Attributes:
         turn: its turn, without what is not known yet.
-        generation: its token loop.
+        answer: the source of its events.
         before: earlier tokens, if it continues a stopped answer.
         finish: finish reason; "" while it is generated, and after an error.
         calls: tool calls at its end.
     """
 
-    def __init__(
-        self,
-        llm: Text,
-        template: ChatTemplate,
-        text: list[int],
-        turn: Turn,
-        lead: Sequence[int],
-        before: Sequence[int],
-        limit: int | None,
-    ) -> None:
-        """Start the answer of a turn after the tokens `lead`, or continue it after `before`.
-
-        At most `limit` tokens are added to `text`.
-        """
-        endless = EndlessText(before)
-        self.turn = turn
-        self.generation = generation = Generation(
-            text,
-            detokenizer(llm.model, lead, starts_text=False, shown=template.shown),
-            TextPieces(template.stops),
-            is_end=lambda token: llm.model.is_end(token) or template.ends(token),
-            limit=limit,
-            watch=lambda token: FINISH_REPETITION if endless.add(token) else None,
-        )
+    def __init__(self, answer: Answer, turn: Turn, before: Sequence[int]) -> None:
+        """Start an answer, or continue it after the tokens `before`."""
+        self.turn, self.answer, self.before = turn, answer, before
         self.finish = ""
-        self.before = before
         self.calls: tuple[Call, ...] = ()
-        self._parser = template.parser()
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._n_shown = 0
-        if before:
-            self.take(generation.repeat(before))
-            # text that is held back again has already been shown
+        for event in answer.resumed:
+            self.take(event)
+        if before:  # text that is held back again has already been shown
             self._n_shown = len(turn.answer) - len("".join(self._texts))
 
     @property
-    def has_started(self) -> bool:
-        """Whether there is a new token."""
-        return self.generation.taken > len(self.before)
+    def n_new(self) -> int:
+        """Number of new tokens."""
+        return self.answer.generation.taken - len(self.before)
 
     @property
     def kept(self) -> int:
         """Number of its tokens to keep in the turn; 0 without new tokens, or after an error."""
-        is_made = self.has_started if self.finish == FINISH_INTERRUPTED else self.finish
-        return self.generation.kept if is_made else 0
+        is_made = self.n_new if self.finish == FINISH_INTERRUPTED else self.finish
+        return self.answer.generation.kept if is_made else 0
 
-    def take(self, pieces: Sequence[Piece]) -> list[str]:
-        """Add pieces of its text; return the new text, reasoning as `ReasoningText`."""
-        new = list[str]()
-        for text in (piece.text for piece in pieces if piece.text):
-            new += (
-                self._added(text)
-                if self._parser is None
-                else self._added_parts(self._parser.add(text))
-            )
-        return new
-
-    def end(self) -> list[str]:
-        """Add the text that is held back, at the end of the answer."""
-        rest = self.take(self.generation.end())
-        if self._parser is None:
-            return rest
-        rest += self._added_parts(self._parser.end())
-        if self.finish == FINISH_STOP and self._parser.calls:
-            self.calls = tuple(Call(call.name, call.arguments) for call in self._parser.calls)
-            self.finish = FINISH_TOOL_CALLS
-        return rest
-
-    def _added_parts(self, parts: Sequence[Part]) -> list[str]:
-        new = list[str]()
-        for part in parts:
-            if isinstance(part, Reasoning):
-                self._reasoning.append(part.text)
-                new.append(ReasoningText(part.text))
-            elif isinstance(part, Content):
-                is_first = not self._texts and self._reasoning
-                new += self._added(part.text.lstrip() if is_first else part.text)
-        return new
-
-    def _added(self, text: str) -> list[str]:
-        """Add text; return the part that was not shown before."""
+    def take(self, event: Event) -> list[str]:
+        """Add an event; return the new text, reasoning as `ReasoningText`."""
+        if isinstance(event, Reasoning):
+            self._reasoning.append(event.text)
+            return [ReasoningText(event.text)]
+        if not isinstance(event, Content) or not event.text:
+            return []
+        text = event.text.lstrip() if self._reasoning and not self._texts else event.text
         if text:
             self._texts.append(text)
         new = text[self._n_shown :]
         self._n_shown = max(0, self._n_shown - len(text))
         return [new] if new else []
+
+    def end(self) -> list[str]:
+        """Add the text that is held back, at the end of the answer."""
+        rest = [text for event in self.answer.rest() for text in self.take(event)]
+        if self.finish == FINISH_STOP and self.answer.calls:
+            self.calls = tuple(Call(call.name, call.arguments) for call in self.answer.calls)
+            self.finish = FINISH_TOOL_CALLS
+        return rest
 
     def made_turn(self, end: int) -> Turn:
         """Return its turn, with the end of its last kept token."""

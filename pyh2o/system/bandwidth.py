@@ -16,9 +16,6 @@ def bytes_per_second(threads: int, *, size: int = BYTES, tries: int = TRIES) -> 
     """Measure how fast `threads` read a large array; return the best of several tries.
 
     NumPy's `max` does not hold the interpreter's lock.
-
-    Args:
-        size: bytes of the array.
     """
     # pages that were never written share one page of zeros, which stays in the processor's cache
     array = np.ones(size // 4, dtype=np.float32)

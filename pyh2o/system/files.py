@@ -23,7 +23,6 @@ def replacement(target: Path, *, prefix: str, mode: int | None = None) -> Iterat
     Temporary files of writers that were killed are removed from the folder first.
 
     Args:
-        target: may exist.
         prefix: of the temporary file's name, which ends with ".tmp".
         mode: permissions; None for the default of new files.
     """
@@ -80,10 +79,9 @@ def _create(folder: Path, prefix: str) -> tuple[IO[bytes], Path]:
 
 
 def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
-    """Lock a file until it is closed or the process ends; a `shared` lock excludes writers only.
+    """Lock a file until it is closed; return False if another process holds the lock.
 
-    Returns:
-        False if another process holds the lock. True on a file system without locks.
+    A `shared` lock excludes writers only. File systems without locks count as locked.
     """
     kind = LockFlags.SHARED if shared else LockFlags.EXCLUSIVE
     try:

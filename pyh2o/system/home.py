@@ -16,15 +16,7 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def user_folder(variable: str, usual: Callable[..., str], name: str) -> Path:
-    """Return the folder in an environment variable, or else the default.
-
-    Args:
-        usual: function of platformdirs for the parent of the default folder.
-        name: of the default folder.
-
-    Raises:
-        OSError: this user has no home folder.
-    """
+    """Return the folder in an environment variable, or platformdirs' `usual` one with `name`."""
     if chosen := os.environ.get(variable):
         return expanded(chosen).absolute()
     try:

@@ -14,11 +14,7 @@ LARGEST_INT32 = 2**31 - 1
 
 
 def whole_number(name: str, value: Any, cure: str = "give a whole number") -> int:
-    """Convert an argument to an `int`.
-
-    Raises:
-        SettingsError: it is not a whole number, such as 1.5, "2" or True.
-    """
+    """Convert an argument to an `int`, or raise a SettingsError, for example for 1.5 or True."""
     if not isinstance(value, bool):
         with suppress(TypeError):
             return operator.index(value)
@@ -26,11 +22,7 @@ def whole_number(name: str, value: Any, cure: str = "give a whole number") -> in
 
 
 def check_count(name: str, value: Any, *, least: int, cure: str, most: float = math.inf) -> int:
-    """Convert an argument from `least` to `most` to an `int`.
-
-    Raises:
-        SettingsError: it is not.
-    """
+    """Convert an argument to an `int`, or raise a SettingsError unless it is in the range."""
     count = whole_number(name, value, cure)
     if not least <= count <= most:
         raise SettingsError(f"{name} is {value!r}: {cure}")
@@ -38,11 +30,7 @@ def check_count(name: str, value: Any, *, least: int, cure: str, most: float = m
 
 
 def convert_integers(record: Any) -> None:
-    """Convert the fields of a frozen record that are declared as integers to `int`.
-
-    Raises:
-        SettingsError: one has a value that is not a whole number.
-    """
+    """Convert the fields of a frozen record that are declared as integers to `int`."""
     for each in fields(record):
         value = getattr(record, each.name)
         if each.type == "int" or (each.type == "int | None" and value is not None):

@@ -37,12 +37,7 @@ def spare_bytes() -> int:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The limit of a control group, such as that of a container or service.
-
-    Attributes:
-        bytes: for all processes of the group.
-        left: bytes that can still be allocated; cached files count as free.
-    """
+    """The memory limit of a control group, and what is left of it; cached files count as free."""
 
     bytes: int
     left: int
@@ -91,7 +86,6 @@ def _limit_of(folder: Path, limit_file: str, used_file: str, cached: Sequence[st
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process that is in RAM."""
     return int(psutil.Process().memory_info().rss)
 
 

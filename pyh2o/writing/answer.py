@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,8 @@ from ..core.prefixes import keep_prefix
 from ..core.sampled import RecordedText
 from ..core.text import Text
 from ..errors import BusyError, ChatError, SettingsError
-from .chat_parser import ID_LENGTH
+from .chat_guide import ChatGuide
+from .chat_parser import ID_LENGTH, ParsedCall
 from .chat_prompt import Prompt, history_tokens
 from .events import Content, Done, Event, Reasoning, Started, ToolCall, Usage
 from .finish import FINISH_LENGTH, FINISH_STOP, FINISH_TOOL_CALLS
@@ -22,8 +23,8 @@ from .generation import Generation
 from .logprobs import LogprobRecorder, TokenLogprobs
 from .pieces import Piece, TextPieces
 from .prompt import check_prompt, prompt_text
+from .reasoning import drops_reasoning, reasoning_span
 from .request import Request, StoppingCriteria
-from .thoughts import forgets_thoughts, thoughts_of
 from .writer import Writer
 
 
@@ -33,8 +34,11 @@ class Answer:
     Iterate over it for its events; iteration computes the answer and may stop at any event.
 
     Attributes:
-        usage: tokens used so far.
         prompt_tokens, tokens: tokens of the prompt and of the answer, without dropped reasoning.
+        generation: its token loop.
+        resumed: events of the tokens in `before`.
+        unread: the last tokens of the prompt and `before`, which the text lacks, if its owner has
+            prepared it; None to keep the longest prefix of the prompt that the text has.
     """
 
     def __init__(
@@ -44,6 +48,8 @@ class Answer:
         prompt: Prompt,
         *,
         usage: Usage | None = None,
+        before: Sequence[int] = (),
+        watch: Callable[[int], str | None] | None = None,
         keep_dropped: bool = False,
         drafts: Callable[[IntArray], IntArray] | None = None,
         check: Callable[[], None] = lambda: None,
@@ -52,17 +58,11 @@ class Answer:
 
         Args:
             text: the prompt replaces its contents, except for a common prefix.
-            request: the request.
-            prompt: the request's prompt, from `prepare`.
             usage: usage of the prompt; None to count its tokens.
+            before: first tokens of the answer, if it was stopped earlier and is continued.
+            watch: called with each new token; returns a finish reason or None.
             keep_dropped: whether the client may drop parts of this text from later prompts.
-            drafts: guesses how tokens continue (see `Writer`).
             check: called after each token; its errors end the answer.
-
-        Raises:
-            ContextLimitError: the prompt leaves no position for an answer.
-            GrammarError: the grammar is invalid or too large.
-            ValueError: the prompt has no tokens, or a token of the bias is out of range.
         """
         self._text, self._request, self._prompt = text, request, prompt
         self._keep_dropped, self._drafts, self._check = keep_dropped, drafts, check
@@ -74,7 +74,7 @@ class Answer:
         self._processor = request.processor(model.n_vocab)
         self._parser = prompt.parser() if not prompt.call else None
         self._call_id = uuid.uuid4().hex[:ID_LENGTH]
-        self._has_called = False
+        self._has_called = self._is_over = False
         self._is_stopped = False  # by the stopping criteria
         starts_text = request.messages is None and len(request.prompt) == 0
         self._logprobs: LogprobRecorder | None = None
@@ -83,39 +83,67 @@ class Answer:
             is_chat = request.messages is not None
             offset = 0 if is_chat else len(prompt_text(model, request.prompt))
             self._logprobs = LogprobRecorder(model, parts, request.top_logprobs, offset)
-        room = None if text.evicting else text.position_limit - len(tokens)
+        room = None if text.evicting else text.position_limit - len(tokens) - len(before)
         limits = [limit for limit in (request.max_tokens, room) if limit is not None]
-        self._generation = Generation(
+        self.generation = Generation(
             self.tokens,
             detokenizer(model, tokens, starts_text=starts_text, shown=prompt.shown),
             TextPieces(prompt.stops),
             is_end=self._is_end,
             limit=min(limits, default=None),
+            watch=watch,
         )
+        self.unread: Sequence[int] | None = None
+        self._held: tuple[TokenLogprobs, ...] = ()
+        self._before = before
+        self.tokens += before
+        if isinstance(prompt.guide, ChatGuide):
+            for token in before:
+                prompt.guide.take(token)
+        self.resumed = [
+            event for piece in self.generation.repeat(before) for event in self._events(piece)
+        ]
 
     @property
     def usage(self) -> Usage:
-        return replace(self._usage, sampled=len(self._generation.tokens))
+        return replace(self._usage, sampled=len(self.generation.tokens))
+
+    @property
+    def calls(self) -> Sequence[ParsedCall]:
+        """The tool calls so far."""
+        return () if self._parser is None else self._parser.calls
 
     def __iter__(self) -> Iterator[Event]:
-        held: tuple[TokenLogprobs, ...] = ()
         yield Started(self.usage)
         for piece in self._pieces():
-            if self._logprobs is not None:
-                held += tuple(self._logprobs.take(piece.tokens))
-            events = self._parsed(piece.text)
-            if not events and not piece.text:
-                events = [Content()]  # a token without text
-            for event in events:
-                yield replace(event, sampled=self.usage.sampled, logprobs=held)
-                held = ()
-        for event in self._parser.end() if self._parser is not None else ():
-            yield replace(event, sampled=self.usage.sampled, logprobs=held)
-            held = ()
+            yield from self._events(piece)
+        yield from self.rest()
         self._record_rendered()
         if self._logprobs is not None:  # those of a stop text
-            held += tuple(self._logprobs.take())
-        yield Done(self._finish(), self.usage, self._stop(), held)
+            self._held += tuple(self._logprobs.take())
+        yield Done(self._finish(), self.usage, self._stop(), self._held)
+
+    def rest(self) -> Iterator[Event]:
+        """Yield the text that is held back, once; also after an iteration that was closed early."""
+        if self._is_over:
+            return
+        self._is_over = True
+        for piece in self.generation.end():
+            yield from self._events(piece)
+        yield from self._with_usage(() if self._parser is None else self._parser.end())
+
+    def _events(self, piece: Piece) -> Iterator[Event]:
+        if self._logprobs is not None:
+            self._held += tuple(self._logprobs.take(piece.tokens))
+        events = self._parsed(piece.text)
+        if not events and not piece.text:
+            events = [Content()]  # a token without text
+        return self._with_usage(events)
+
+    def _with_usage(self, events: Iterable[Content | Reasoning | ToolCall]) -> Iterator[Event]:
+        for event in events:
+            yield replace(event, sampled=self.usage.sampled, logprobs=self._held)
+            self._held = ()
 
     def _parsed(self, text: str) -> Sequence[Content | Reasoning | ToolCall]:
         if self._prompt.call:
@@ -126,12 +154,12 @@ class Answer:
 
     def _finish(self) -> str:
         at_end = FINISH_STOP if self._is_stopped else FINISH_LENGTH
-        finish = self._generation.finish or at_end
-        has_called = self._has_called or (self._parser is not None and self._parser.calls)
+        finish = self.generation.finish or at_end
+        has_called = self._has_called or self.calls
         return FINISH_TOOL_CALLS if finish == FINISH_STOP and has_called else finish
 
     def _stop(self) -> str | None:
-        found = self._generation.stop
+        found = self.generation.stop
         return next((s.decode() for s in self._request.stops if found.startswith(s)), None)
 
     # ---------------------------------------------------------------------------------------------
@@ -140,18 +168,17 @@ class Answer:
 
     def _pieces(self) -> Iterator[Piece]:
         """Sample to the end; yield text as soon as no stop string can start in it."""
-        drops_reasoning = forgets_thoughts(self._model) and not self._request.keep_reasoning
+        drops = not self._request.keep_reasoning and drops_reasoning(self._model)
         try:
-            for pieces in self._generation.run(self._sampled()):
+            for pieces in self.generation.run(self._sampled()):
                 yield from pieces
-            if self._generation.finish == FINISH_STOP and drops_reasoning:
+            if self.generation.finish == FINISH_STOP and drops:
                 self._drop_reasoning()
         finally:  # the caller may stop at any token
             if self.tokens and self._prompt.is_text:
                 self._recorded = self._model.sampled_texts.record(
                     self.prompt_tokens, self.tokens, keep_dropped=self._keep_dropped
                 )
-        yield from self._generation.end()
 
     def _sampled(self) -> Iterator[int]:
         request, text, prompt = self._request, self._text, self._prompt
@@ -163,11 +190,14 @@ class Answer:
             writer = Writer(
                 text,
                 request.sampling,
+                written=self._before,
                 logits_processor=self._processor,
                 grammar=prompt.guide,
                 drafts=self._drafts,
             )
-            unread = keep_prefix(text, prompt.tokens)
+            unread = self.unread
+            if unread is None:
+                unread = keep_prefix(text, [*prompt.tokens, *self._before])
         n_tokens = len(prompt.tokens)
         for token in sampled(text, writer, unread, request.stopping_criteria and self._is_to_stop):
             self._check()
@@ -196,7 +226,7 @@ class Answer:
         if len(at) <= n_prompt:
             return
         start = int(at[n_prompt])
-        found = thoughts_of(self._model, text.tokens, start, text.n_tokens)
+        found = reasoning_span(self._model, text.tokens, start, text.n_tokens)
         if found is None or found[1] == text.n_tokens:
             return
         with contextlib.suppress(SettingsError):  # the reasoning overlaps the pinned first tokens
@@ -238,17 +268,11 @@ class Answer:
 
 
 def sampled(
-    text: Text,
-    writer: Writer,
-    unread: Sequence[int],
-    criteria: StoppingCriteria | None = None,
+    text: Text, writer: Writer, unread: Sequence[int], criteria: StoppingCriteria | None = None
 ) -> Generator[int, Sequence[int] | None, None]:
     """Read tokens, then yield sampled tokens until the stopping criteria end the text.
 
     Tokens sent to the generator are handled as in `Writer.write`.
-
-    Raises:
-        BusyError: the text was changed between two tokens.
     """
     n_text = text.n_tokens + len(unread)
     sent: Sequence[int] | None = None

@@ -1,46 +1,47 @@
-"""A text whose beginning is in a model's cache, and whose end is still to be evaluated."""
+"""A text whose first tokens are in a model's cache; the last ones may not be evaluated yet."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from mmap import mmap
 from typing import TYPE_CHECKING
 
 from ..cache.kv_cache import IntArray
 from ..core.prefixes import MIN_SAVED, cannot_go_back, restore, take_snapshot
 from ..core.text import HasText, Text, text_of
-from ..errors import StateError
+from ..core.tokens import n_common
 
 if TYPE_CHECKING:
     from .writer import Writer
 
-# Tokens at the end of the cached text by which it is recognised.
+# Number of last cached tokens that are compared to recognise the text.
 SEEN_TOKENS = 16
 
 # Tokens of a text: (start, end), end not included.
 Span = tuple[int, int]
 
-# A model has one text: the one that was begun, loaded or read last.
+# The cached text that uses a model's text: the one that was started, loaded or read last.
 _owners: weakref.WeakKeyDictionary[Text, weakref.ref[CachedText]] = weakref.WeakKeyDictionary()
 
 
 class CachedText:
-    """The tokens of a text, as many of the first as possible in the cache of a model.
+    """The tokens of a text, with as many of the first ones as possible in a model's cache.
 
     Attributes:
-        llm: the model.
-        tokens: of the text. They may grow here; to shorten or to replace them has methods.
-        pins: spans that are never evicted, beside the first tokens; ascending and apart.
-        forgotten: spans that it does without once they are read; likewise.
+        llm: the text of the model.
+        tokens: the tokens; append new ones here, and use the methods for other changes.
+        pins: pinned spans other than the first tokens; ascending, not adjacent.
+        forgotten: spans to drop from the cache once they are read; ascending, not adjacent.
     """
 
     def __init__(self, llm: Text | HasText, on_taken: Callable[[], None] | None = None) -> None:
-        """An empty text; the cache is not touched before `begin`.
+        """Create an empty text; the cache does not change before `begin`.
 
         Args:
             llm: the model.
-            on_taken: called before another text takes the model. A method is held weakly.
+            on_taken: method to call before another text uses the model; held weakly.
         """
         self.llm = text_of(llm)
         self.tokens: list[int] = []
@@ -52,41 +53,43 @@ class CachedText:
         self._on_taken = None if on_taken is None else weakref.WeakMethod(on_taken)
 
     # ---------------------------------------------------------------------------------------------
-    # Whose the cache is
+    # Use of the model
     # ---------------------------------------------------------------------------------------------
 
     def is_there(self) -> bool:
-        """Whether this text has the model, and the cache holds what it has evaluated last."""
+        """Return whether this text has the model, and the cache holds its evaluated tokens."""
         return self._has_model() and self.llm.n_tokens == self._n_cached and self._is_as_in_cache()
 
     def _has_model(self) -> bool:
-        """Whether no other text has taken the model since."""
+        """Return whether no other text uses the model."""
         return _owners.get(self.llm, lambda: None)() is self
 
     def _is_as_in_cache(self) -> bool:
-        """Whether the newest tokens in the cache are those of this text."""
+        """Return whether the last tokens in the cache are those of this text."""
         end = self.llm.n_tokens
         start = max(0, end - SEEN_TOKENS)
         newest: list[int] = self.llm.record[start:end].tolist()
         return newest == self.tokens[start:end]
 
     def _take_model(self) -> None:
-        """Make the model this text's, after its text so far was told so."""
+        """Use the model for this text; its present text calls `on_taken`, and takes a snapshot."""
         owner = _owners.get(self.llm, lambda: None)()
-        if owner is not None and owner is not self and owner._on_taken is not None:
-            on_taken = owner._on_taken()
-            if on_taken is not None:
+        if owner is not None and owner is not self:
+            on_taken = owner._on_taken and owner._on_taken()
+            if on_taken:
                 on_taken()
+            if owner.is_there() and owner.n_to_read(self.llm.tokens) >= MIN_SAVED:
+                take_snapshot(self.llm, owner=owner)
         _owners[self.llm] = weakref.ref(self)
 
     def reclaim(self) -> None:
-        """Have the model again, and what snapshots have of this text, if another one is there."""
+        """Use the model again, and restore this text from snapshots, if another one is there."""
         if not self.is_there():
             self._take_model()
             self.recover(len(self.tokens) - 1)
 
     def look(self) -> None:
-        """Remember what is in the cache, when that is a part of this text."""
+        """Record the number of cached tokens, which must be tokens of this text."""
         self._n_cached = self.llm.n_tokens
 
     def _take_snapshot(self, n_new: int | None = None) -> None:
@@ -96,7 +99,7 @@ class CachedText:
             take_snapshot(self.llm, owner=self)
 
     def n_to_read(self, tokens: Sequence[int] | IntArray) -> int:
-        """Return how many tokens of a text the best snapshot leaves to read."""
+        """Return the number of tokens to read after the longest snapshot is restored."""
         found = self._snapshots.prefixes(tokens, self)
         return len(tokens) - (len(found[0].tokens) if found else 0)
 
@@ -110,7 +113,7 @@ class CachedText:
 
     @property
     def unread(self) -> list[int]:
-        """The tokens to evaluate before the next one can be drawn."""
+        """The tokens to evaluate before the next one can be sampled."""
         return self.tokens[self.llm.n_tokens :]
 
     def begin(
@@ -121,13 +124,12 @@ class CachedText:
         pins: Sequence[Span] = (),
         forgotten: Sequence[Span] = (),
     ) -> None:
-        """Empty the cache; this text, all of it to be evaluated, takes its place.
+        """Replace the text, and empty the cache.
 
         Args:
-            tokens: of the text.
-            n_pinned: first tokens that are never evicted; None for what it was, or the settings'.
-            pins: spans that are never evicted either.
-            forgotten: spans that are forgotten once they are read.
+            tokens: the new text.
+            n_pinned: number of first tokens to pin; None for the present or configured number.
+            pins, forgotten: see the attributes.
         """
         self._take_model()
         self.tokens, self.pins, self.forgotten = list(tokens), tuple(pins), tuple(forgotten)
@@ -136,10 +138,7 @@ class CachedText:
         self.recover(0)
 
     def recover(self, n_tokens: int) -> None:
-        """Have as many of the first so many tokens in the cache as snapshots have.
-
-        The others are to be evaluated again.
-        """
+        """Restore the longest prefix of the first `n_tokens` tokens from snapshots."""
         is_there = False
         try:
             found = self._snapshots.prefixes(self.tokens[:n_tokens], self)
@@ -147,7 +146,7 @@ class CachedText:
         finally:
             if not is_there:
                 self.llm.reset()
-            # A snapshot from before may have other pins.
+            # an earlier snapshot may have other pins
             with self.llm.lock:
                 if self._n_pinned is not None:
                     self.llm.cache.pin(self._n_pinned)
@@ -157,24 +156,24 @@ class CachedText:
 
     @property
     def n_pinned(self) -> int:
-        """First tokens that are never evicted."""
+        """Number of pinned first tokens."""
         budget = self.llm.model.budget
         by_settings = 0 if budget is None else budget.pinned
         return by_settings if self._n_pinned is None else self._n_pinned
 
     def pin(self, pins: Sequence[Span]) -> None:
-        """Never evict these spans from now on, in the place of those before.
+        """Replace the pinned spans.
 
         Raises:
-            SettingsError: as `Llama.pin_spans` does.
+            SettingsError: they do not fit the budget.
         """
-        if self._has_model():  # or else the cache is told when this text comes back
+        if self._has_model():  # otherwise they are pinned when this text returns
             with self.llm.lock:
                 self.llm.cache.pin_spans(pins)
         self.pins = tuple(pins)
 
     def pin_first(self, pins: Sequence[Span], n_tokens: int) -> None:
-        """Pin what of these spans is in the first `n_tokens`, in the place of all others."""
+        """Replace the pinned spans by the parts of `pins` in the first `n_tokens` tokens."""
         left = tuple((start, min(end, n_tokens)) for start, end in pins if start < n_tokens)
         if left != self.pins:
             self.pin(left)
@@ -182,38 +181,46 @@ class CachedText:
     def load(
         self,
         tokens: Sequence[int],
-        n_cached: int,
+        cached: Sequence[int],
         kv_state: bytes | mmap,
         pins: Sequence[Span] = (),
         forgotten: Sequence[Span] = (),
     ) -> None:
-        """Take over a text that was saved, with the state of the cache behind `n_cached` tokens.
+        """Load a text with the state of a cache that has the tokens `cached`.
 
-        If the state does not fit, all of the text is to be evaluated again.
+        If they differ from the text, their common prefix stays in the cache, if it has its rows.
+
+        Raises:
+            StateError: the state does not match; the cache is empty.
         """
-        try:
-            self.llm.load_kv_state(kv_state, tokens[:n_cached])
-        except StateError:
-            self.begin(tokens, pins=pins, forgotten=forgotten)
-            return
+        self.llm.load_kv_state(kv_state, cached)
         self._take_model()
-        self.tokens, self.pins, self.forgotten = list(tokens), tuple(pins), tuple(forgotten)
+        self.tokens, self.pins = list(cached), ()
+        self.forgotten = tuple(self.llm.dropped_spans)
         self.look()
+        self.truncate(n_common(tokens, cached))
+        self.tokens, self.forgotten = list(tokens), tuple(forgotten)
+        if self._n_pinned is not None:
+            with self.llm.lock:
+                self.llm.cache.pin(self._n_pinned)
+        self.pin(pins)
+        self._forget_what_is_read()
 
     def truncate(self, n_tokens: int, *, may_return: bool = False) -> None:
-        """Shorten the text to its first tokens.
+        """Truncate the text to its first `n_tokens` tokens.
 
-        If too many of their rows were evicted, they return from a snapshot; the rest is read again.
+        If too many of their rows were evicted, they are restored from a snapshot, and the rest has
+        to be read again.
 
         Args:
-            n_tokens: that stay.
-            may_return: whether `restore` may be called next, for which a snapshot is taken.
+            n_tokens: number of tokens to keep.
+            may_return: whether to take a snapshot, as `restore` may follow.
         """
         if may_return and self.llm.n_tokens - n_tokens >= MIN_SAVED:
             self._take_snapshot()
         del self.tokens[n_tokens:]
         self.pin_first(self.pins, n_tokens)
-        # of what ends amid a gap, what came before that is there
+        # the end of a dropped span has no rows
         n_there = next((a for a, b in self.forgotten if a < n_tokens <= b), n_tokens)
         self.forgotten = tuple((a, b) for a, b in self.forgotten if b < n_tokens)
         if n_there < self.llm.n_tokens and not (
@@ -229,7 +236,7 @@ class CachedText:
         pins: Sequence[Span],
         forgotten: Sequence[Span],
     ) -> None:
-        """Give the text the end again that it had behind its first `start` tokens."""
+        """Restore the tokens, pins and dropped spans after the first `start` tokens."""
         self.truncate(start)
         self.tokens += tokens
         self.forgotten = tuple(forgotten)
@@ -239,10 +246,10 @@ class CachedText:
             self.pin(pins)
 
     def has_rows(self, n_tokens: int) -> bool:
-        """Whether a shorter text has enough rows in the cache to go on with it.
+        """Return whether the cache has enough rows to continue after the first `n_tokens` tokens.
 
-        Rows that were recent when it ended may be evicted by now. As long as half of the recent
-        ones are left, that is better than to read all of the text again.
+        Rows that were recent at that point may have been evicted. With half of them, continuing is
+        better than reading the whole text again.
         """
         first_needed = max(1, n_tokens - max(1, self.llm.kv.recent // 2))
         for start, end in self.llm.dropped_spans:
@@ -251,7 +258,7 @@ class CachedText:
         return self.llm.can_remove_tail(first_needed)
 
     def forget(self, spans: Sequence[Span]) -> None:
-        """Do without these spans, too, from now on (see `Text.drop_spans`), or once they are read.
+        """Drop more spans (see `Text.drop_spans`), at once or when they are read.
 
         Raises:
             SettingsError: they are pinned.
@@ -266,30 +273,54 @@ class CachedText:
         self.llm.drop_spans([(start, end) for start, end in self.forgotten if end < n_tokens])
 
     def drop_surplus(self) -> None:
-        """Drop rows of an evaluation that Ctrl-C broke off before its tokens were recorded."""
+        """Remove rows of an evaluation that Ctrl-C aborted before its tokens were recorded."""
         if not self.llm.drop_surplus():
             self.recover(len(self.tokens))
 
     def write(self, writer: Writer, max_tokens: int | None = None) -> Iterator[int]:
-        """Evaluate what is unread, then give the tokens that the writer draws.
+        """Evaluate the unread tokens, then yield the tokens that the writer samples.
 
-        A token that becomes a part of the text has to be in `tokens` before the next one is asked
-        for. There are `max_tokens` of them at most, if that is not None.
+        A token that becomes a part of the text has to be in `tokens` before the next one is
+        requested. There are at most `max_tokens` of them, unless that is None.
         """
-        for start, end in self.forgotten:  # that are read again
-            if self.llm.n_tokens <= end < len(self.tokens):
-                self.llm.read(self.tokens[self.llm.n_tokens : end + 1])
-                self.llm.drop_spans([(start, end)])
+        with self.sampling(max_tokens):
+            for token in writer.write(self.unread):
+                self.look()
+                yield token
+
+    @contextmanager
+    def sampling(self, max_tokens: int | None = None) -> Iterator[None]:
+        """Prepare to read the unread tokens and to sample after them, during the context.
+
+        Snapshots are taken if the rows of the present text may be evicted. Dropped spans of a text
+        that is read again are read and dropped.
+
+        Args:
+            max_tokens: maximum number of tokens to sample; None for no limit.
+        """
+        llm = self.llm
+        for start, end in self.forgotten:
+            if llm.n_tokens <= end < len(self.tokens):
+                llm.read(self.tokens[llm.n_tokens : end + 1])
+                llm.drop_spans([(start, end)])
         n_unread = len(self.unread)
         n_new = None if max_tokens is None else n_unread + max_tokens
         self._take_snapshot(n_new)
         # All but the end of a short message is read as fast as a snapshot is taken.
-        if n_unread > MIN_SAVED and cannot_go_back(self.llm.kv, n_new):
-            writer.before_end = self._take_snapshot
+        is_slow = n_unread > MIN_SAVED and llm.model.settings.prefill != "exact"
+        if is_slow and cannot_go_back(llm.kv, n_new):
+            end = max(llm.n_tokens, len(self.tokens) - llm.model.min_chunk)
+            llm.pauses[end] = self._take_snapshot
         try:
-            for token in writer.write(self.unread):
-                self.look()
-                yield token
+            yield
         finally:
-            if self.llm.n_tokens and self._is_as_in_cache():
+            llm.pauses.clear()
+            if llm.n_tokens and self._is_as_in_cache():
                 self.look()
+
+    @property
+    def kept(self) -> list[int]:
+        """The tokens without dropped spans."""
+        ends = [0, *(end for _, end in self.forgotten)]
+        starts = [*(start for start, _ in self.forgotten), len(self.tokens)]
+        return [t for a, b in zip(ends, starts, strict=True) for t in self.tokens[a:b]]

@@ -13,11 +13,7 @@ _CANDIDATE = np.dtype([("id", np.intc), ("logit", np.single), ("p", np.single)],
 
 
 class Candidates:
-    """All tokens of a vocabulary with their logits.
-
-    Attributes:
-        logits: [n_vocab]; valid until a sampler sorts the candidates.
-    """
+    """All tokens of a vocabulary with [n_vocab] logits, valid until a sampler sorts them."""
 
     def __init__(self, logits: npt.NDArray[np.single]) -> None:
         """Copy the logits; [n_vocab]."""
@@ -34,7 +30,6 @@ class Candidates:
 
     @property
     def n_left(self) -> int:
-        """Number of candidates left."""
         return int(self._array.size)
 
     @property
@@ -43,5 +38,4 @@ class Candidates:
         return int(self._array.data[self._array.selected].id)
 
     def apply(self, sampler: Any) -> None:
-        """Apply one of llama.cpp's samplers."""
         llama_cpp.llama_sampler_apply(sampler, ctypes.byref(self._array))

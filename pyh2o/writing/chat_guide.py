@@ -39,13 +39,9 @@ class ChatGuide:
         """Start before the first token.
 
         Args:
-            model: the model.
             prompt: prompt of the chat; its grammar is used unless `grammar` is given.
             grammar: grammar of the content; if the prompt opens the reasoning, after that.
             budget: maximum tokens of reasoning; None for no limit.
-
-        Raises:
-            GrammarError: the grammar is invalid or too large.
         """
         self._model, self._prompt, self._budget = model, prompt, budget
         self._parts = PieceDetokenizer(
@@ -91,11 +87,7 @@ class ChatGuide:
             candidates.logits[wanted] = logits
 
     def take(self, token: int) -> None:
-        """Advance by a sampled token.
-
-        Raises:
-            GrammarError: the computation exceeds llguidance's limits.
-        """
+        """Advance by a sampled token."""
         if self._matcher is not None:
             self._matcher.take(token)
         followed = (tokens[1:] for tokens in self._forced if tokens[0] == token)

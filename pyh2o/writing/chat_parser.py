@@ -47,10 +47,8 @@ class ChatParser:
     """Parses one answer, which may continue text at the end of the prompt.
 
     Attributes:
-        reasoning: reasoning so far.
         content: content so far, without line breaks between reasoning and content.
         is_trimmed: whether such line breaks were removed.
-        calls: tool calls so far.
     """
 
     def __init__(self, prompt: ChatPrompt, tools: Collection[str] = ()) -> None:

@@ -20,9 +20,9 @@ from .chat_parser import ChatParser
 from .grammar import Grammar, grammar_of
 from .pictures import with_marks
 from .prompt import prompt_tokens
-from .rendering import Renderer
+from .rendering import format_messages
 from .request import Request
-from .thinking import refuse_without_template
+from .thinking import USUAL, Thinking, refuse_without_template
 
 _NO_LOGITS = np.empty(0, dtype=np.single)
 
@@ -33,6 +33,8 @@ class Prompt:
 
     Attributes:
         tokens: tokens of the prompt.
+        text: text of a chat's prompt, with placeholders for special tokens in messages.
+        add_bos: whether BOS comes before this text.
         is_text: whether the tokens stand for a text, so that the tokens that the model sampled for
             the same text may replace them.
         stops: strings that end the answer.
@@ -46,6 +48,8 @@ class Prompt:
 
     tokens: list[int]
     is_text: bool
+    text: str = ""
+    add_bos: bool = False
     stops: Sequence[bytes] = ()
     guide: Grammar | LlamaGrammar | ChatGuide | None = None
     shown: frozenset[int] = frozenset()
@@ -63,6 +67,21 @@ def prepare(model: Model, request: Request) -> Prompt:
     """Return the prompt of a request; texts that the model has sampled keep their tokens.
 
     Raises:
+        PyH2OError, ValueError: as `rendered` does.
+    """
+    prompt = rendered(model, request)
+    tokens = prompt.tokens
+    if request.messages is not None:
+        tokens = model.tokenize(prompt.text.encode(), add_bos=prompt.add_bos, special=True)
+    if prompt.is_text:
+        tokens = model.sampled_texts.as_sampled(model, tokens)
+    return replace(prompt, tokens=tokens)
+
+
+def rendered(model: Model, request: Request) -> Prompt:
+    """Return the prompt of a request; that of a chat as text, without tokens.
+
+    Raises:
         ChatError: the chat template refuses the messages.
         GrammarError: a schema of the answer or of a tool is invalid or not supported.
         PictureError: a picture cannot be read, or the model has no projector.
@@ -76,9 +95,20 @@ def prepare(model: Model, request: Request) -> Prompt:
         prompt = Prompt(tokens, is_text(request.prompt, request.suffix), guide=request.grammar)
     else:
         prompt = _chat_prompt(model, request)
-    if prompt.is_text:
-        tokens = model.sampled_texts.as_sampled(model, prompt.tokens)
-    return replace(prompt, tokens=tokens, stops=[*request.stops, *prompt.stops])
+    return replace(prompt, stops=[*request.stops, *prompt.stops])
+
+
+def prompt_for_message(
+    model: Model, message: str, reasoning: Thinking = USUAL
+) -> tuple[list[int], list[str]]:
+    """Return the tokens of a chat with one message, and the strings that end its answer.
+
+    Raises:
+        PyH2OError: as `prepare` does.
+    """
+    messages = [{"role": "user", "content": message}]
+    prompt = prepare(model, Request(messages=messages, reasoning=reasoning))
+    return prompt.tokens, [stop.decode() for stop in prompt.stops]
 
 
 def history_tokens(
@@ -95,11 +125,8 @@ def history_tokens(
     template = model.chat.template(has_tools=bool(request.tools))
     if template is None:
         return []
-    return _tokenize(model, _applied(template, replace(request, messages=messages))[0].prompt)
-
-
-def _tokenize(model: Model, text: str, *, add_bos: bool = False) -> list[int]:
-    return model.tokenize(text.encode(), add_bos=add_bos, special=True)
+    text = _applied(template, replace(request, messages=messages))[0].prompt
+    return model.tokenize(text.encode(), add_bos=False, special=True)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -129,8 +156,9 @@ def _chat_prompt(model: Model, request: Request) -> Prompt:
     eos = int(model.native.token_eos())
     is_free = request.tool_choice in (None, "auto") and not _is_held(request)
     return Prompt(
-        _tokenize(model, chat.prompt),
+        [],
         is_text=True,
+        text=chat.prompt,
         stops=[stop.encode() for stop in (model.chat.eos, *chat.stops) if stop],
         guide=guide,
         shown=shown_tokens(model, chat) if chat.marks else frozenset(),
@@ -208,12 +236,14 @@ def _formatted(model: Model, request: Request) -> Prompt:
         )
     messages = [dict(message) for message in request.messages or ()]
     utf8(json.dumps(messages, ensure_ascii=False))
-    rendered = Renderer(model, (), request.reasoning).render(messages)
-    criteria = rendered.stopping_criteria
+    made = format_messages(model.chat, messages)
+    criteria = made.stopping_criteria
     return Prompt(
-        _tokenize(model, rendered.text, add_bos=rendered.add_bos),
+        [],
         is_text=True,
-        stops=[stop.encode() for stop in rendered.stops if stop],
+        text=made.text,
+        add_bos=made.add_bos,
+        stops=[stop.encode() for stop in made.stops if stop],
         guide=grammar_of_call(request, call) if call else answer_grammar(request),
         call=call,
         ends=lambda token: (

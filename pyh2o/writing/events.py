@@ -15,7 +15,6 @@ class Usage:
         prompt: tokens of the prompt, without dropped ones.
         cached: prompt tokens found in the cache.
         dropped: cached tokens of messages that the client has dropped from its prompt.
-        sampled: tokens of the answer so far.
     """
 
     prompt: int = 0
@@ -34,23 +33,14 @@ class Usage:
 
 @dataclass(frozen=True)
 class Started:
-    """The first event, before the prompt is read.
-
-    Attributes:
-        usage: usage of the prompt.
-    """
+    """The first event, before the prompt is read."""
 
     usage: Usage
 
 
 @dataclass(frozen=True)
 class Content:
-    """The next part of the text, empty for a token without text.
-
-    Attributes:
-        sampled: tokens of the answer so far.
-        logprobs: log probabilities of the tokens since the previous event, if requested.
-    """
+    """The next part of the text, empty for a token without text."""
 
     text: str = ""
     sampled: int = 0
@@ -74,7 +64,6 @@ class ToolCall:
         index: number of the call in the answer, from 0.
         id, name: at the start of a call; "" later.
         arguments: the next part of the JSON.
-        sampled, logprobs: as in `Content`.
     """
 
     index: int
@@ -87,14 +76,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Done:
-    """The last event of an answer.
-
-    Attributes:
-        reason: one of the finish reasons in `finish`.
-        usage: usage of the whole answer.
-        stop: the stop string of the request that ended the text, or None.
-        logprobs: as in `Content`.
-    """
+    """The last event of an answer, with the stop string of the request that ended it."""
 
     reason: str
     usage: Usage

@@ -1,23 +1,23 @@
-"""Why a text ended, in the words of results, records and session files."""
+"""Finish reasons, as in results, records and session files."""
 
 from __future__ import annotations
 
 FINISH_STOP = "stop"
-"""The model ended its text, or a stop string came."""
+"""The model ended its text, or sampled a stop string."""
 FINISH_LENGTH = "length"
-"""There are as many tokens as were asked for, or a full cache that does not evict is full."""
+"""The maximum number of tokens was reached, or a full cache has no positions left."""
 FINISH_TRAINED_CONTEXT = "trained_context"
-"""All positions the model was trained for are used up."""
+"""No positions of the trained context are left."""
 FINISH_INTERRUPTED = "interrupted"
-"""The reader wanted no more."""
+"""The caller stopped it."""
 FINISH_TOOL_CALLS = "tool_calls"
-"""The model called tools, and waits for their results."""
+"""The model called tools and waits for results."""
 FINISH_UNTIL = "until"
-"""A text came that the story should end before."""
+"""A stop text of a story was sampled."""
 FINISH_REPETITION = "repetition"
-"""A story fell into one loop after another, or an answer did nothing but repeat itself."""
+"""A story repeated loops, or an answer only repeated itself."""
 
 
 def finish_without_room(evicting: bool) -> str:
-    """Why a text ended for which there are no positions left."""
+    """Return the finish reason of a text without positions left."""
     return FINISH_TRAINED_CONTEXT if evicting else FINISH_LENGTH

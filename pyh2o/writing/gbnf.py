@@ -105,11 +105,6 @@ def lark_of(grammar: str, root: str, vocabulary: Vocabulary) -> str:
     Args:
         grammar: a grammar in GBNF (grammars/README.md of llama.cpp). A rule may also be "%json"
             with a JSON schema in the rest of the line, for its JSON followed by white space.
-        root: name of the start rule.
-        vocabulary: the model's special tokens.
-
-    Raises:
-        GrammarError: the grammar is invalid.
     """
     rules = _read(grammar, vocabulary)
     used = {name.rule for rule in rules.values() for name in _names(rule)}

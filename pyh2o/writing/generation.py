@@ -18,7 +18,6 @@ class Generation:
     Attributes:
         tokens: tokens taken so far are appended here, except an end token.
         finish: finish reason; None while the text continues, and if the source had no more tokens.
-        taken: number of tokens taken.
     """
 
     def __init__(
@@ -32,18 +31,7 @@ class Generation:
         at_stop: str = FINISH_STOP,
         watch: Callable[[int], str | None] | None = None,
     ) -> None:
-        """Prepare to take tokens.
-
-        Args:
-            tokens: list to which new tokens are appended.
-            parts: detokenizer of the tokens.
-            text: splits the text into pieces and finds stop strings.
-            is_end: returns whether a token ends the text.
-            limit: maximum tokens to take; None for no limit.
-            at_stop: finish reason at a stop string.
-            watch: called with each new token; returns a finish reason or None. A stop string has
-                priority.
-        """
+        """`watch` returns a finish reason for a new token, or None; a stop string has priority."""
         self.tokens = tokens
         self.finish: str | None = None
         self.taken = 0

@@ -50,7 +50,6 @@ class Grammar:
         text: the grammar for llguidance; "" with `gbnf`.
         gbnf: the grammar in llama.cpp's format, whose translation depends on the model's special
             tokens.
-        root: start rule of `gbnf`.
         field: name of the argument, for error messages.
     """
 
@@ -61,21 +60,13 @@ class Grammar:
 
     @classmethod
     def of(cls, text: str, field: str = "grammar") -> Grammar:
-        """Parse a grammar in GBNF or Lark.
-
-        Raises:
-            GrammarError: the grammar is invalid.
-        """
+        """Parse a grammar in GBNF or Lark."""
         grammar = cls(text=text, field=field) if _LARK.search(text) else cls(gbnf=text, field=field)
         return grammar.checked(text)
 
     @classmethod
     def of_schema(cls, schema: Any, field: str, *, is_strict: bool = True) -> Grammar:
-        """Return the grammar of a JSON schema; if not strict, unknown keywords are ignored.
-
-        Raises:
-            GrammarError: the schema is invalid or has an unsupported keyword.
-        """
+        """Return the grammar of a JSON schema; if not strict, unknown keywords are ignored."""
         try:
             text = for_llguidance(schema, is_strict=is_strict)
         except GrammarError as error:
@@ -84,11 +75,7 @@ class Grammar:
 
     @classmethod
     def of_regex(cls, pattern: str, field: str) -> Grammar:
-        """Return the grammar of a regular expression, which must match the whole text.
-
-        Raises:
-            GrammarError: the expression is invalid.
-        """
+        """Return the grammar of a regular expression, which must match the whole text."""
         return cls(str(LLMatcher.grammar_from_regex(pattern)), field=field).checked(pattern)
 
     @classmethod
@@ -98,33 +85,21 @@ class Grammar:
         return cls(f"start: {written}", field=field).checked(written)
 
     def checked(self, source: str) -> Grammar:
-        """Return this grammar after validation.
-
-        Args:
-            source: text that the grammar was made of.
-
-        Raises:
-            GrammarError: the grammar is invalid or too large.
-        """
+        """Return this grammar after validation; `source` is the text that it was made of."""
         try:
             n_bytes = len(source.encode())
         except UnicodeEncodeError:
             raise GrammarError("not valid Unicode: encode it as UTF-8", self.field) from None
         if n_bytes > MAX_BYTES:
             raise GrammarError(
-                f"{n_bytes:,} bytes, the limit is {MAX_BYTES:,}: make it smaller",
-                self.field,
+                f"{n_bytes:,} bytes, the limit is {MAX_BYTES:,}: make it smaller", self.field
             )
         if error := _error_in(self.for_llguidance(_NO_SPECIAL_TEXTS)):
             raise self.error(error)
         return self
 
     def for_llguidance(self, vocabulary: Vocabulary) -> str:
-        """Return the grammar for `LLMatcher`.
-
-        Raises:
-            GrammarError: the grammar is invalid.
-        """
+        """Return the grammar for `LLMatcher`."""
         if not self.gbnf:
             return self.text
         try:
@@ -148,14 +123,8 @@ def grammar_of(given: Grammar | LlamaGrammar) -> Grammar:
 
 
 class GrammarMatcher:
-    """The state of a text within a grammar."""
-
     def __init__(self, model: Model, grammar: Grammar) -> None:
-        """Start at the root of the grammar.
-
-        Raises:
-            GrammarError: the grammar is invalid or too complex.
-        """
+        """Start at the root of the grammar."""
         self._grammar = grammar
         vocabulary = _vocabulary_of(model)
         text = grammar.for_llguidance(vocabulary.for_grammars)
@@ -168,11 +137,7 @@ class GrammarMatcher:
         self._check()
 
     def mask(self, candidates: Candidates) -> None:
-        """Set the logits of tokens that may not come next to minus infinity.
-
-        Raises:
-            GrammarError: no token is left, or the computation exceeds llguidance's limits.
-        """
+        """Set the logits of tokens that may not come next to minus infinity."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
         logits = candidates.logits
@@ -185,7 +150,6 @@ class GrammarMatcher:
             )
 
     def reset(self) -> None:
-        """Start again at the root."""
         self._matcher.reset()
 
     def take(self, token: int) -> None:

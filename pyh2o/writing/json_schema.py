@@ -47,15 +47,7 @@ _APPLICATORS = {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "
 
 
 def for_llguidance(schema: Any, *, is_strict: bool = True) -> str:
-    """Return a JSON schema as text for llguidance, with options for white space.
-
-    Args:
-        schema: a schema of draft 2020-12: an object, True or False.
-        is_strict: False to ignore keywords that llguidance does not support.
-
-    Raises:
-        GrammarError: the schema allows no value, is nested too deeply, or is not JSON.
-    """
+    """Return a JSON schema (draft 2020-12) as text for llguidance, with options for white space."""
     if schema is False:
         raise GrammarError("the schema false allows no value: use another schema")
     if schema is not True and not isinstance(schema, dict):

@@ -54,9 +54,7 @@ class LogprobRecorder:
         """Prepare to record tokens.
 
         Args:
-            model: the model.
             parts: detokenizer of the same tokens, used by nobody else.
-            top: number of alternatives to report.
             offset: number of characters before the first token.
         """
         self._model = model

@@ -20,12 +20,7 @@ NO_PROJECTOR = (
 
 
 def with_marks(model: Model, messages: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """Return messages with marks in place of pictures and sound.
-
-    Raises:
-        PictureError: a picture cannot be read, has a remote URL, or the model has no projector.
-        SettingsError: the model has a chat handler with its own projector.
-    """
+    """Return messages with marks in place of pictures and sound."""
     handler = model.chat.handler
     if hasattr(handler, "clip_model_path"):
         raise SettingsError(
@@ -49,11 +44,7 @@ def _with_marks(model: Model, message: Mapping[str, Any]) -> Any:
 
 
 def picture_of(part: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a picture or sound in a message part.
-
-    Raises:
-        PictureError: the part has no data, or a URL that is not a data: URL.
-    """
+    """Return the bytes of a picture or sound in a message part."""
     match part:
         case {"type": "image_url", "image_url": str(url) | {"url": str(url)}}:
             head, comma, data = url.partition(",")

@@ -1,4 +1,4 @@
-"""The tokens of a prompt: BOS and EOS where they belong, a gap to fill, its limits."""
+"""The tokens of prompts: BOS, EOS, marks of a gap to fill; checks of their length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def infill_tokens(model: Model) -> tuple[int, int, int] | None:
-    """The marks before prefix, suffix and gap; None if the model was not made to fill gaps."""
+    """Return the marks before prefix, suffix and gap; None if the model cannot fill gaps."""
     native = model.native
     tokens = native.token_prefix(), native.token_suffix(), native.token_middle()
     return tokens if min(tokens) >= 0 else None
@@ -28,13 +28,13 @@ def infill_tokens(model: Model) -> tuple[int, int, int] | None:
 def prompt_tokens(
     model: Model, prompt: str | Sequence[int], suffix: str | None = None
 ) -> list[int]:
-    """Tokens to feed: the prompt, with BOS and EOS where the model's vocabulary asks for them.
+    """Return the tokens of a prompt, with BOS and EOS if the model's vocabulary requires them.
 
-    A model that fills gaps is shown the suffix too. A prompt of tokens without a suffix is taken
-    as it is.
+    A model that fills gaps also gets the suffix. A prompt of tokens without a suffix does not
+    change.
 
     Raises:
-        TextError: the prompt is not Unicode.
+        TextError: the prompt is not valid Unicode.
     """
     infill = None if suffix is None else infill_tokens(model)
     if isinstance(prompt, str):
@@ -53,20 +53,18 @@ def prompt_tokens(
 def infill_prompt(
     model: Model, before: str, after: str, files: Sequence[tuple[str, str]] = ()
 ) -> list[int]:
-    """Tokens to feed for what is between two texts.
+    """Return the tokens of a prompt for the text between two texts.
 
     Args:
-        model: fills gaps.
+        model: a model that fills gaps.
         before, after: the texts.
-        files: the names and texts of others, which come first; with marks if the model has such.
+        files: names and texts of other files, which come first, with marks if the model has them.
 
     Raises:
-        UnsupportedModelError: it was not made to fill gaps.
+        UnsupportedModelError: the model cannot fill gaps.
     """
     if infill_tokens(model) is None:
-        raise UnsupportedModelError(
-            "the model has no tokens for a gap to fill: take one that was made for code"
-        )
+        raise UnsupportedModelError("the model cannot fill gaps: use a model for code completion")
     vocab = model.native.vocab
     of_all, of_each = llama_cpp.llama_vocab_fim_rep(vocab), llama_cpp.llama_vocab_fim_sep(vocab)
     first: list[int] = []
@@ -84,7 +82,7 @@ def infill_prompt(
 
 
 def prompt_text(model: Model, prompt: str | Sequence[int]) -> str:
-    """The prompt as the user would read it."""
+    """Return the text of a prompt."""
     if isinstance(prompt, str):
         return prompt
     parts = detokenizer(model, [], starts_text=False)
@@ -92,40 +90,40 @@ def prompt_text(model: Model, prompt: str | Sequence[int]) -> str:
 
 
 def check_room(text: Text, n_tokens: int) -> None:
-    """Refuse so many tokens where they leave no position to write at.
+    """Check that a text of `n_tokens` tokens leaves a position to sample a token.
 
     Raises:
-        ContextLimitError: they are all the positions there are, or more.
+        ContextLimitError: it does not.
     """
     if n_tokens >= text.position_limit:
         cure = (
-            "the model was trained for no more positions: shorten the text, or begin a new one"
+            "the model was trained for no more positions: shorten the text, or start a new one"
             if text.evicting
             else "shorten the text, raise n_ctx (--ctx), or turn eviction on"
         )
-        # Programs, such as llama_cpp's server, recognise the error by its first words.
+        # programs such as llama_cpp's server recognise the error by its first words
         raise ContextLimitError(
             f"Requested tokens ({n_tokens}) exceed context window of {text.position_limit}: {cure}"
         )
 
 
 def check_prompt(text: Text, tokens: Sequence[int]) -> None:
-    """Refuse a prompt that is empty or leaves no position to write at; warn of two BOS tokens.
+    """Check the length of a prompt, and warn of two BOS tokens.
 
     Raises:
-        ValueError: no tokens.
-        ContextLimitError: they are all the positions there are, or more.
+        ValueError: the prompt has no tokens.
+        ContextLimitError: it leaves no position to sample a token.
     """
     if not tokens:
         raise ValueError(
-            "the prompt is empty and the model adds no BOS token: give a prompt of at least a token"
+            "the prompt is empty and the model adds no BOS token: give at least one token"
         )
     check_room(text, len(tokens))
     bos = text.model.token_bos()
     if list(tokens[:2]) == [bos, bos]:
         warnings.warn(
-            f"the prompt begins with two BOS tokens ({text.model.native.token_get_text(bos)}), "
-            "which makes answers worse: the model adds one itself, so leave yours out",
+            f"the prompt starts with two BOS tokens ({text.model.native.token_get_text(bos)}), "
+            "which makes answers worse: the model adds one itself, so omit yours",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -141,7 +139,7 @@ def _bos_tokens(model: Model) -> list[int]:
 
 
 def _eos_tokens(model: Model) -> list[int]:
-    """The end of a prompt, for vocabularies with a separator or an EOS after each text."""
+    """Return the end of a prompt, if the vocabulary has a separator or EOS after each text."""
     separator: int = model.native.token_sep()
     if separator != -1:
         return [separator]

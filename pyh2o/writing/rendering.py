@@ -1,72 +1,42 @@
-"""Messages as the text of a prompt: by the model's own template, or by a format of llama_cpp."""
+"""Renders the messages of a chat by a chat format or handler of llama_cpp."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import llama_cpp
 
-from ..core.model import Model
-from ..core.native_chat import ChatPrompt
-from ..errors import ChatError, UnsupportedModelError
-from .thinking import Thinking, refuse_without_template
-from .tools import Tool
+from ..core.chat_formats import ChatFormats
+from ..errors import UnsupportedModelError
 
 
-class Renderer:
-    """Renders the messages of a chat for a model that knows of these tools, and thinks so."""
+def format_messages(formats: ChatFormats, messages: list[dict[str, Any]]) -> Rendered:
+    """Return the prompt of `llama_cpp.Llama.create_chat_completion` for these messages.
 
-    def __init__(self, model: Model, tools: Sequence[Tool], thinking: Thinking) -> None:
-        """No template is asked yet.
-
-        Raises:
-            SettingsError: something is said of thoughts, and the model's file has no template.
-        """
-        self._formats, self._thinking = model.chat, thinking
-        self._tools = [tool.for_template() for tool in tools]
-        self._native = model.chat.template(has_tools=bool(tools))
-        if self._native is None:
-            refuse_without_template(
-                enable_thinking=thinking.enabled, reasoning_budget=thinking.budget
-            )
-
-    def render(self, messages: list[dict[str, Any]]) -> Rendered:
-        """What `create_chat_completion` would feed.
-
-        Raises:
-            UnsupportedModelError: the template raised an error.
-            SettingsError: it does not turn thoughts off.
-        """
-        if self._native is not None:
-            try:
-                chat = self._thinking.prompt(self._native, messages, tools=self._tools or None)
-            except ChatError as error:
-                raise _refused(error) from error
-            stops = [self._formats.eos, *chat.stops]
-            return Rendered(text=chat.prompt, add_bos=False, stops=stops, parts=chat)
-        prompt = Rendered(self._formats.name, self._formats.handler, self._formats.handlers)
-        try:
-            hidden: Any = self._formats.inert.hide_messages(messages)
-            llama_cpp.Llama.create_chat_completion(prompt, messages=hidden, stream=True)
-        except Exception as error:
-            # Templates are programs: besides refusing they can fail in any way.
-            raise _refused(error) from error
-        return prompt
+    Raises:
+        UnsupportedModelError: the format raised an error, or does more than write a prompt.
+    """
+    prompt = Rendered(formats.name, formats.handler, formats.handlers)
+    try:
+        hidden: Any = formats.inert.hide_messages(messages)
+        llama_cpp.Llama.create_chat_completion(prompt, messages=hidden, stream=True)
+    except Exception as error:
+        # Formats are programs, which can fail in any way.
+        raise refused(error) from error
+    return prompt
 
 
 @dataclass
 class Rendered:
-    """Stands in for the model in llama_cpp's chat completion, and takes down what it is fed.
+    """Takes the place of the model in llama_cpp's chat completion, and records its prompt.
 
     Attributes:
-        text: of the prompt.
+        text: text of the prompt.
         add_bos: whether the tokenizer adds BOS to it.
         stops: strings that end an answer.
-        stopping_criteria: llama_cpp's, that end it, too.
-        parts: how thoughts and calls are told apart in it; None where the model's file has no
-            template.
+        stopping_criteria: llama_cpp's criteria, which end it too.
     """
 
     chat_format: str | None = None
@@ -77,7 +47,6 @@ class Rendered:
     add_bos: bool = True
     stops: list[str] = field(default_factory=list)
     stopping_criteria: Any = None
-    parts: ChatPrompt | None = None
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"its handler does more than write a prompt, it uses {name}")
@@ -95,6 +64,7 @@ class Rendered:
         return iter(())
 
 
-def _refused(error: Exception) -> UnsupportedModelError:
+def refused(error: Exception) -> UnsupportedModelError:
+    """Return the error for messages that a template refuses."""
     why = " ".join(str(error).split()) or type(error).__name__
     return UnsupportedModelError(f"the model's chat template refuses the conversation: {why}")

@@ -51,7 +51,6 @@ class _Periods:
         self.recent = np.full(MAX_PERIOD, -1, dtype=np.int64)  # no token is -1
 
     def count(self, token: int) -> None:
-        """Add the next token."""
         self.matches = (self.matches + 1) * (self.recent == token)
         self.recent = np.append(self.recent[1:], token)
 
@@ -78,7 +77,6 @@ class RepetitionGuard:
             self._periods.count(token)
 
     def add(self, token: int) -> None:
-        """Add the next token of the text."""
         self._periods.count(token)
         self._n_tokens += 1
         is_free = self._n_tokens >= self._strict_until

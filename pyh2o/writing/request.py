@@ -34,16 +34,10 @@ class Request:
             required.
         continue_final_message: whether the last message is the start of the answer.
         reasoning: whether the model reasons, and for how long.
-        template_arguments: more variables of the chat template.
         schema: JSON schema of the answer; None for any text.
-        grammar: grammar of the answer.
-        sampling: sampler settings.
         max_tokens: maximum tokens of the answer; 0 only reads the prompt, None for no limit.
         stop: strings that end the answer and are not part of it; empty ones are ignored.
-        stop_tokens: tokens that end the answer.
-        logit_bias: values added to the logits of tokens.
         logits_processors: called before each sample in this order, before the bias.
-        stopping_criteria: called before each token is accepted.
         top_logprobs: number of alternatives per token with log probabilities; None for none.
         keep_reasoning: keep the reasoning in the cache, regardless of the settings.
     """
@@ -71,19 +65,11 @@ class Request:
 
     @property
     def stops(self) -> list[bytes]:
-        """The stop strings in UTF-8.
-
-        Raises:
-            TextError: a stop string is not valid Unicode.
-        """
+        """The stop strings in UTF-8."""
         return [utf8(stop) for stop in self.stop if stop]
 
     def processor(self, n_vocab: int) -> LogitsProcessor | None:
-        """Return the processors and the bias as one processor; None if there are none.
-
-        Raises:
-            ValueError: a token of the bias is out of range.
-        """
+        """Return the processors and the bias as one processor; None if there are none."""
         steps = [*self.logits_processors]
         if self.logit_bias is not None:
             steps.append(_biasing(self.logit_bias, n_vocab))

@@ -66,11 +66,6 @@ class Sampler:
         processor: LogitsProcessor | None = None,
         grammar: Grammar | LlamaGrammar | ChatGuide | None = None,
     ) -> None:
-        """Create the chain.
-
-        Raises:
-            GrammarError: the grammar is invalid or too large.
-        """
         self._settings = (
             settings if isinstance(settings, SamplerSettings) else SamplerSettings(**vars(settings))
         )
@@ -94,17 +89,7 @@ class Sampler:
             self._grammar = GrammarMatcher(model, grammar_of(grammar))
 
     def sample(self, logits: LogitsArray, tokens: npt.NDArray[np.intc]) -> int:
-        """Sample a token.
-
-        Args:
-            logits: [n_vocab].
-            tokens: text so far, for the processor and DRY; [n_tokens].
-
-        Raises:
-            DecodeError: a logit is NaN or infinite.
-            SettingsError: the processor leaves no token.
-            GrammarError: the grammar allows no token.
-        """
+        """Sample a token from [n_vocab] logits after the text so far, for the processor and DRY."""
         check_logits(logits)
         candidates = Candidates(logits)
         if self._processor is not None:

@@ -1,4 +1,4 @@
-"""Whether a model thinks before it answers, and for how long."""
+"""Reasoning settings: whether a model reasons before it answers, and for how long."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Thinking:
-    """How a model thinks whose chat template has thoughts.
+    """Reasoning settings, for chat templates that support reasoning.
 
     Attributes:
-        enabled: False for not at all, if the template can say so; None for as the template has it.
-        budget: most tokens of the thoughts of an answer; 0 for none, None or -1 for any number.
+        enabled: False disables reasoning, if the template can; None is the template's default.
+        budget: maximum reasoning tokens of an answer; 0 for none, None or -1 for no limit.
     """
 
     enabled: bool | None = None
@@ -25,17 +25,17 @@ class Thinking:
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of thoughts; None for any number."""
+        """Maximum number of reasoning tokens; None for no limit."""
         return None if self.budget is None or self.budget < 0 else self.budget
 
     def prompt(
         self, template: NativeTemplate, messages: list[dict[str, Any]], **request: Any
     ) -> ChatPrompt:
-        """What `NativeTemplate.apply` returns for these messages and a model that thinks so.
+        """Return the prompt of `NativeTemplate.apply` with these settings.
 
         Raises:
-            ChatError: the template refuses it.
-            SettingsError: the template does not turn thoughts off.
+            ChatError: the template refuses the messages.
+            SettingsError: the template cannot disable reasoning.
         """
         enabled = False if self.enabled is None and self.budget == 0 else self.enabled
         prompt = template.apply(messages, **request, enable_thinking=enabled)
@@ -46,25 +46,25 @@ class Thinking:
             and template.apply(messages, **request).prompt == prompt.prompt
         ):
             raise SettingsError(
-                "enable_thinking: the model's chat template does not turn thoughts off: give a "
-                "reasoning_budget of 0, which ends them at once"
+                "enable_thinking: the model's chat template cannot disable reasoning: give a "
+                "reasoning_budget of 0, which ends it at once"
             )
         return prompt
 
 
-# As the model's template has it, without a limit.
+# The template's default, without a limit.
 USUAL = Thinking()
 
 
 def refuse_without_template(**given: Any) -> None:
-    """Refuse what only the templates in models' files have.
+    """Refuse settings that need a chat template in the model's file.
 
     Raises:
-        SettingsError: naming the first of `given` that is not None.
+        SettingsError: one of `given` is not None.
     """
     for name, value in given.items():
         if value is not None:
             raise SettingsError(
-                f"{name}: the chat does not go by a template of the model's file, which alone has "
-                "thoughts: leave it out, or give no chat_format"
+                f"{name}: reasoning needs the chat template of the model's file: omit it, or "
+                "give no chat_format"
             )

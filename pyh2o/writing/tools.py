@@ -8,11 +8,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool as a model is told of it.
+    """A tool that a model may call.
 
     Attributes:
-        name: that it is called by.
-        description: what it does.
         parameters: JSON schema of its arguments, an object.
     """
 
@@ -21,7 +19,7 @@ class Tool:
     parameters: dict[str, Any]
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates take it, in OpenAI's words."""
+        """Return the tool as in OpenAI's API."""
         return {"type": "function", "function": dict(vars(self))}
 
 
@@ -30,10 +28,10 @@ class Call:
     """A call of a tool.
 
     Attributes:
-        name: of the tool.
-        arguments: as JSON.
-        result: what the model is told; None while the call waits for it.
-        failed: whether that says what went wrong.
+        name: name of the tool.
+        arguments: the arguments as JSON.
+        result: text for the model; None while the call waits for it.
+        failed: whether the result is an error message.
     """
 
     name: str

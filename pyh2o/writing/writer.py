@@ -1,4 +1,4 @@
-"""The one loop that draws tokens: for completions, chats, stories, batches and the server."""
+"""The loop that samples tokens: for completions, chats, stories, batches and the server."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from .sampling import Sampling
 
 
 class Writer:
-    """Draws tokens after a text, evaluating only what is new.
+    """Samples tokens after a text, and evaluates only new tokens.
 
     Attributes:
-        logits: that the newest token was drawn from; [n_vocab].
-        before_end: called when all but the end of the first tokens is evaluated (see `Text.read`).
+        logits: logits of the last sampled token; [n_vocab].
     """
 
     def __init__(
@@ -34,47 +33,47 @@ class Writer:
         grammar: Grammar | LlamaGrammar | ChatGuide | None = None,
         drafts: Callable[[IntArray], IntArray] | None = None,
     ) -> None:
-        """Start drawing, or go on after what an earlier writer of the same sampling has drawn.
+        """Start, or continue an earlier writer with the same sampling settings.
 
         Args:
-            text: after which tokens are drawn; nothing is evaluated yet.
-            sampling: how they are drawn.
-            written: all tokens that the earlier writer has drawn: penalties and random numbers go
-                on exactly after them.
-            logits_processor: called before each draw.
-            grammar: that the tokens have to follow.
-            drafts: guesses how the tokens [n_tokens] go on. What it guesses [n_guessed] is read
-                with the token before, and taken if it is drawn; the text has to keep all logits.
+            text: the text to continue; nothing is evaluated yet.
+            sampling: sampling settings.
+            written: all tokens that the earlier writer has sampled, so that penalties and random
+                numbers continue after them.
+            logits_processor: called before each sample.
+            grammar: grammar of the tokens.
+            drafts: guesses the next tokens [n_guessed] of the tokens [n_tokens]. They are evaluated
+                with the token before, and accepted if they are sampled. The text must keep all
+                logits.
 
         Raises:
-            GrammarError: the grammar is wrong, or too large.
+            GrammarError: the grammar is invalid or too large.
         """
         self._text = text_of(text)
         self._drafts = drafts
-        self.before_end: Callable[[], None] | None = None
         model = self._text.model
         self._sampler = Sampler(model, sampling, processor=logits_processor, grammar=grammar)
         self._sampler.continue_after(written)
 
     def write(self, tokens: Sequence[int]) -> Generator[int, Sequence[int] | None, None]:
-        """Evaluate `tokens`, then draw one token after the other, until no position is left.
+        """Evaluate `tokens`, then sample tokens until no position is left.
 
-        A drawn token is evaluated when the next one is asked for. So when this is closed early, the
-        last token is still to be evaluated: begin the next call with it. What is sent in goes
-        behind the drawn token as a draft does: it is evaluated with it, and is taken back from
-        where something else is drawn.
+        A sampled token is evaluated when the next one is requested. If the generator is closed
+        early, the next call must start with the last token. Tokens that are sent to the generator
+        are a draft: they are evaluated with the sampled token, and removed from where another token
+        is sampled.
 
         Args:
-            tokens: none if the logits behind the text are there.
+            tokens: tokens to evaluate; none if the text has logits.
 
         Raises:
             ContextLimitError: there are no positions for `tokens`.
-            StateError: there are no logits to draw from.
+            StateError: there are no logits to sample from.
             BusyError: another thread uses the text.
         """
         text = self._text
-        with text.lock:  # until a token is drawn, the logits must stay those of this text
-            text.read(tokens, before_end=self.before_end)
+        with text.lock:  # the logits must not change before a token is sampled
+            text.read(tokens)
             token = self.sample(-1)
         while True:
             sent = yield token
@@ -92,33 +91,33 @@ class Writer:
                 token = self.sample(n_right - 1 - n)
             if n_right < n and not text.remove_tail(start + n_right):
                 raise EvictedError(
-                    "rows were evicted for tokens that were only guessed: call reset() and "
+                    "rows were evicted for draft tokens that were rejected: call reset() and "
                     "evaluate the text again"
                 )
 
     def _guessed(self, certain: list[int]) -> list[int]:
-        """The next tokens of the text, with those that a draft adds."""
+        """Return the next tokens with those of a draft."""
         if self._drafts is None:
             return certain
-        # wrong ones are taken back: a compaction amid them could evict rows that are still needed
+        # rejected ones are removed: a compaction between them could evict rows still needed
         room = max(0, self._text.room_in_batch() - len(certain))
         before = np.concatenate([self._text.tokens, np.array(certain, np.intc)])
         guessed: list[int] = self._drafts(before)[:room].tolist()
         return certain + guessed
 
     def sample(self, at: int) -> int:
-        """Draw from the logits of the last evaluation at an index below 0."""
+        """Sample from the logits of the last evaluation at a negative index."""
         text = self._text
         with text.lock:
             last_logits(text)
             if -at > len(text.logits):
                 raise SettingsError(
-                    f"of the last {-at} tokens only {len(text.logits)} have logits to draw from: "
-                    "give logits_all=True, and send fewer tokens to a generator at once"
+                    f"only {len(text.logits)} of the last {-at} tokens have logits: give "
+                    "logits_all=True, and send fewer tokens to a generator at once"
                 )
             self.logits = logits = text.logits[at]
             n_tokens = text.n_tokens + 1 + at
-            with text.lock.without_context():  # they are a copy: others can be drawn meanwhile
+            with text.lock.without_context():  # they are a copy
                 token = self._sampler.sample(logits, text.record[:n_tokens])
             text.n_sampled += 1
             return token

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from pyh2o.compat.llama import Llama
 from pyh2o.core.detokenizer import detokenize, detokenizer
-from pyh2o.writing.chat_template import ChatTemplate
+from pyh2o.writing.chat_prompt import prompt_for_message
 from pyh2o.writing.writer import Writer
 
 from .model import bos_tokens, plain_tokens
@@ -44,17 +44,15 @@ class Prompt:
 
 
 class Prompter:
-    """Converts samples to tokens, with the model's chat template if it has one."""
+    """Converts samples to tokens.
+
+    Attributes:
+        is_chat: whether samples are messages of a chat, by the model's chat template.
+    """
 
     def __init__(self, llm: Llama) -> None:
         self._llm = llm
-        has_template = "tokenizer.chat_template" in llm.metadata
-        self._template = ChatTemplate(llm.text.model, None) if has_template else None
-
-    @property
-    def is_chat(self) -> bool:
-        """Whether samples are asked in a chat."""
-        return self._template is not None
+        self.is_chat = "tokenizer.chat_template" in llm.metadata
 
     def prompt(self, sample: Sample) -> Prompt:
         """Return the tokens of a sample."""
@@ -72,8 +70,8 @@ class Prompter:
         )
 
     def _message(self, message: str) -> list[int]:
-        if self._template is not None:
-            return self._template.first_turn(message)
+        if self.is_chat:
+            return prompt_for_message(self._llm.text.model, message)[0]
         return [*bos_tokens(self._llm), *self._text(message)]
 
     def _text(self, text: str) -> list[int]:

@@ -33,7 +33,7 @@ def test_one_question_and_its_answer(model: ScriptedModel) -> None:
     conversation = RecordedConversation.last
     assert (conversation.said, conversation.limits) == (["Who?"], [1000])  # the window
     assert (conversation.system, conversation.sampling) == ("Be kind.", Sampling(seed=7))
-    assert conversation.saves == list(Path().iterdir()) == []
+    assert (conversation.stores, list(Path().iterdir())) == (0, [])
     assert model.closed
 
 

@@ -108,7 +108,7 @@ def test_ctrl_c_ends_a_script_and_keeps_the_text(model: ScriptedModel) -> None:
         "stopped by Ctrl-C\n",
     )
     assert answers_of() == [("Hello", "Hi ")]
-    assert len(RecordedConversation.last.saves) == 2  # also before it was answered
+    assert RecordedConversation.last.stores == 3  # also before it was answered
 
 
 def test_ctrl_c_before_the_first_word_takes_the_message_back(model: ScriptedModel) -> None:
@@ -157,10 +157,10 @@ def test_full_cache_that_is_full(chat_llm: Llama, monkeypatch: pytest.MonkeyPatc
         model.changes = {"window": 256}
         model.say("Hi" * 200)
         output = run("chat", "--max-tokens", "500", stdin="Hello\n")
-    n_answer = 256 - model.n_text(("Hello", "")) + 1
+    n_answer = 256 - model.n_text(("Hello", ""))
     assert len(output.text) == n_answer + 1
     assert output.notes == (
-        f"{n_answer} tokens · 2.0 tokens/s · first after 0.5 s · all 256 tokens cached\n"
+        f"{n_answer} tokens · 2.0 tokens/s · first after 0.5 s · all 255 tokens cached\n"
         "the answer ends here: the window of 256 tokens is full (--no-evict); all "
         "text is kept, but a new chat is needed to continue\n"
     )

@@ -28,7 +28,7 @@ def test_help(model: ScriptedModel) -> None:
     lines = run("chat", stdin="/help\n").notes.splitlines()
     names = [line.split()[0] for line in lines if line.startswith("/")]
     assert names == list(COMMANDS)
-    assert lines[0] == "/help                       Show this list."
+    assert lines[0] == "/help                Show this list."
 
 
 @pytest.mark.parametrize("name", ["/foo", "/UNDO", "/usr/bin"])
@@ -71,7 +71,7 @@ def test_quit_ends_the_chat(model: ScriptedModel) -> None:
         ("/read ~nobody-here/x.txt", "cannot read ~nobody-here/x.txt: No such file"),
         ("/save a\0b", r"'a\x00b' is not a valid file name"),
         (f"/save {'x' * 300}", f"{'x' * 300}: File name too long"),
-        ("/save none/x.h2o", "cannot save the session to none/x.h2o: No such file or directory"),
+        ("/save none/x.h2o", "cannot use the session file none/x.h2o: No such file or directory"),
         ("/load none.h2o", "no session or file none.h2o: /sessions lists"),
         ("/continue", "there is no message yet: send one"),
         ("/pin the code", "'the code' is not in the conversation: give the exact words"),

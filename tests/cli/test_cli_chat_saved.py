@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-import fcntl
-import shutil
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from time import sleep
-from typing import Any
 
 import pytest
 
 from cli_fakes import Output, run
 from pyh2o import Conversation
-from pyh2o.cache.settings import UNLIMITED_MIB, EvictionSettings
-from pyh2o.cli.chat.command import UNLIMITED
+from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.core.text import Text
 from pyh2o.policies import Snap
-from pyh2o.sessions.saved import ChatLock, SavedChat
-from pyh2o.sessions.session_file import read_session, write_session
+from pyh2o.sessions.chats import locked, open_chats
 from pyh2o.writing.sampling import Sampling
 from scripted_chat import CHATS, Person, RecordedConversation, ScriptedModel, answers_of, chat_with
 
 pytestmark = pytest.mark.usefixtures("surroundings")
+
+
+def titles() -> list[str]:
+    with open_chats() as database:
+        return sorted(text.title for text in database.texts())
+
+
+@contextmanager
+def held(name: str) -> Iterator[None]:
+    """Open a session as another chat does."""
+    with open_chats() as database:
+        text = database.find(name)
+        assert text is not None
+        with locked(database, text):
+            yield
 
 
 def test_a_saved_session_goes_on_where_it_was(model: ScriptedModel) -> None:
@@ -44,8 +54,8 @@ def test_a_saved_session_goes_on_where_it_was(model: ScriptedModel) -> None:
     conversation = RecordedConversation.last
     assert [turn.user for turn in conversation.turns] == ["Hello", "Who?"]
     assert (conversation.system, conversation.sampling) == ("Be kind.", Sampling(seed=7))
-    assert conversation.saves == [CHATS.absolute() / "work.h2o"]
-    assert [path.name for path in CHATS.iterdir()] == ["work.h2o"]
+    assert conversation.stores == 2  # also at the end
+    assert titles() == ["work"]
     assert CHATS.stat().st_mode & 0o777 == 0o700
 
 
@@ -56,9 +66,11 @@ def test_continue_takes_the_chat_last_changed(model: ScriptedModel) -> None:
         run("chat", "--session", name, stdin=f"{name}\n")
 
     def continued() -> str:
-        before = {path: path.read_bytes() for path in CHATS.iterdir()}
+        with open_chats() as database:
+            before = database.texts()
         run("chat", "-c", "--no-save", stdin="more\n")
-        assert {path: path.read_bytes() for path in CHATS.iterdir()} == before
+        with open_chats() as database:
+            assert database.texts() == before
         return RecordedConversation.last.turns[0].user
 
     say("one")
@@ -66,7 +78,7 @@ def test_continue_takes_the_chat_last_changed(model: ScriptedModel) -> None:
     assert continued() == "two"
     say("one")
     assert continued() == "one"
-    assert sorted(path.name for path in CHATS.iterdir()) == ["one.h2o", "two.h2o"]
+    assert titles() == ["one", "two"]
     assert run("chat", "-c", stdin="more\n").code == 0
     assert answers_of()[0] == ("one", "Hi")
 
@@ -75,14 +87,14 @@ def test_continue_takes_the_last_one_that_is_open_nowhere_else(model: ScriptedMo
     for name in ("one", "two", "three"):
         model.say("Hi")
         run("chat", "--session", name, stdin=f"{name}\n")
-    with closing(ChatLock(SavedChat("three"))), closing(ChatLock(SavedChat("two"))):
+    with held("three"), held("two"):
         output = run("chat", "-c", stdin="")
         said = "session three is open elsewhere, for example on the page: this is one\n"
         assert output.notes.startswith(said)
         assert answers_of()[0] == ("one", "Hi")
         run("chat", "-c", "--no-save", stdin="")
         assert answers_of()[0] == ("three", "Hi")
-        with closing(ChatLock(SavedChat("one"))):
+        with held("one"):
             output = run("chat", "-c", stdin="")
     assert (output.code, output.notes[:38]) == (1, "error: session three is open in anothe")
 
@@ -102,7 +114,7 @@ def test_options_that_are_typed_replace_those_of_the_session(model: ScriptedMode
     conversation = RecordedConversation.last
     assert conversation.sampling == Sampling(temperature=0.0, top_k=3, seed=8)
     assert conversation.system == "Be brief."
-    assert len(conversation.saves) == 1
+    assert conversation.stores == 2
     assert run("chat", "-c", "-s", "Be brief.").notes.count("\n") == 2  # nothing to change
 
 
@@ -112,40 +124,25 @@ def test_model_is_left_alone_while_it_is_saved(
     """Also at the start, where another system prompt is saved before the chat is greeted."""
     model.say("Hi")
     run("chat", "--session", "work", stdin="Hello\n")
-    save, kv = RecordedConversation.save, Text.kv
+    store, kv = RecordedConversation.store, Text.kv
     saving = Event()
 
-    def save_slowly(conversation: RecordedConversation, path: Path) -> None:
+    def store_slowly(conversation: RecordedConversation, *, leaving: bool = False) -> None:
         saving.set()
         sleep(0.2)
-        save(conversation, path)
+        store(conversation, leaving=leaving)
         saving.clear()
 
     def kv_of_a_model_at_rest(text: Text) -> object:
         assert not saving.is_set()
         return kv.fget(text)  # type: ignore[attr-defined]  # a property
 
-    monkeypatch.setattr(RecordedConversation, "save", save_slowly)
+    monkeypatch.setattr(RecordedConversation, "store", store_slowly)
     monkeypatch.setattr(Text, "kv", property(kv_of_a_model_at_rest))
     output = chat_with(Person("/stats\n"), "--session", "work", "-s", "Be kind.")
     assert output.code == 0
     assert "window 1,000 tokens" in output.notes
     assert output.notes.endswith("saved as work: pyh2o chat -c resumes it\n")
-
-
-@pytest.mark.parametrize("option", [["--fair-turns"], ["--hh", "0.2"], ["--policy", "snap"]])
-def test_what_a_session_would_pass_over_is_refused(model: ScriptedModel, option: list[str]) -> None:
-    model.say("Hi")
-    run("chat", "--session", "work", stdin="Hello\n")
-    path = CHATS / "work.h2o"
-    session = read_session(path, "conversation")
-    session.header["settings"] |= {"evict": option == ["--fair-turns"]}
-    write_session(path, session)
-    model.options = None
-    output = run("chat", "--session", "work", *option)
-    assert (output.code, output.notes.count("\n")) == (1, 1)
-    assert output.notes.startswith(f"error: {option[0]} cannot be changed in this session, ")
-    assert model.options is None  # no model was loaded for it
 
 
 def test_every_change_is_saved(model: ScriptedModel) -> None:
@@ -155,7 +152,7 @@ def test_every_change_is_saved(model: ScriptedModel) -> None:
         "/stats", "/set", "/kv", "/help", "/nonsense",
     ]  # fmt: skip
     run("chat", "--session", "work", stdin="\n".join(script))
-    assert len(RecordedConversation.last.saves) == 8  # also before the first answer
+    assert RecordedConversation.last.stores == 10  # also before the first answer and at the end
     run("chat", "-c")
     assert answers_of() == [("What?", "Hi")]
     assert RecordedConversation.last.sampling.temperature == 0.0
@@ -166,13 +163,12 @@ def test_nothing_is_saved_before_there_is_an_answer(model: ScriptedModel) -> Non
     output = run("chat", "--session", "work", stdin=script)
     assert output.notes.startswith("removed: 0 turns\n")
     assert output.notes.endswith("error: there is nothing to save yet: send a message\n")
-    assert list(CHATS.iterdir()) == []
+    assert titles() == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["--no-save", "--session", "work"]])
-def test_script_leaves_nothing_behind(model: ScriptedModel, arguments: list[str]) -> None:
+def test_script_leaves_nothing_behind(model: ScriptedModel) -> None:
     model.say("Hi")
-    assert run("chat", *arguments, stdin="Hello\n").code == 0
+    assert run("chat", stdin="Hello\n").code == 0
     assert list(Path().iterdir()) == []
 
 
@@ -189,27 +185,15 @@ def test_continue_without_a_saved_conversation_or_with_a_name_is_refused(
     assert model.options is None  # no model was loaded for it
 
 
-@pytest.mark.parametrize("name", ["", "../a", "-a", "a\nb", " a", "x" * 101])
-def test_names_that_are_refused(model: ScriptedModel, name: str) -> None:
-    for command in (["chat", f"--session={name}"], ["sessions", "rm", "--", name]):
-        output = run(*command)
-        assert (output.code, output.text) == (1, "")
-        assert output.notes.startswith(f"error: {name!r} is not a valid session name: ")
-    assert model.options is None
-    assert list(Path().iterdir()) == []
-
-
 def test_session_that_is_open_elsewhere(model: ScriptedModel) -> None:
     model.say("Hi")
     run("chat", "--session", "work", stdin="Hello\n")
     model.options = None
-    with (CHATS / ".work.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with held("work"):
         expected = Output(
             1,
             "",
-            "error: session work is open in another chat: close that one first, or give another "
-            "--session\n",
+            "error: session work is open in another chat: close that one first\n",
         )
         assert run("chat", "--session", "work", stdin="Who?\n") == expected
         assert run("chat", "-c", stdin="Who?\n") == expected
@@ -220,45 +204,24 @@ def test_session_that_is_open_elsewhere(model: ScriptedModel) -> None:
     assert run("chat", "-c").code == 0
 
 
-def test_damaged_sessions_are_refused_before_a_model_is_loaded(model: ScriptedModel) -> None:
-    model.say("a")
-    run("chat", "--session", "work", stdin="one\n")
-    work, odd = (CHATS.absolute() / f"{name}.h2o" for name in ("work", "odd"))
-    whole = read_session(work, "conversation")
-    write_session(work, replace(whole, header=whole.header | {"turns": [{"user": 5}]}))
-    odd.write_text("damaged")
-    model.options = None
-    for name, message in (
-        ("work", f"the session file {work} is damaged (its "),
-        ("odd", f"{odd} is not a session file of pyh2o: check the name"),
-    ):
-        output = run("chat", "--session", name, stdin="two\n")
-        assert (output.code, output.text, model.options) == (1, "", None)
-        assert output.notes.startswith(f"error: {message}")
-        assert message in run("sessions", "list").text
-    assert odd.read_text() == "damaged"
-
-
 def test_session_brings_its_settings_along(model: ScriptedModel, tmp_path: Path) -> None:
     model.say("a")
     run("chat", "--session", "work", stdin="one\n")
-    assert model.options == replace(UNLIMITED, sampling=model.options.sampling)
+    assert model.options == RunOptions(sampling=model.options.sampling)
     run("chat", "--session", "work", "--recent", "0.5", "--threads", "3")
     assert model.options == RunOptions(
         model=Path(model.llm.model_path),
         ctx=1000,
-        eviction=EvictionSettings(
-            hh=400, recent=0.5, slack=100, policy=Snap(), recall=0, recall_mib=UNLIMITED_MIB
-        ),
+        eviction=EvictionSettings(hh=400, recent=0.5, slack=100, policy=Snap(), recall=0),
         threads=3,
         kv_type=KVType.f16,
         sampling=model.options.sampling,
     )
     # A model that is no longer where it was is looked for elsewhere.
-    work = CHATS / "work.h2o"
-    saved = read_session(work, "conversation")
-    moved = saved.header | {"model": saved.header["model"] | {"path": "/gone/tiny.gguf"}}
-    write_session(work, replace(saved, header=moved))
+    with open_chats() as database:
+        (info,) = database.texts()
+        moved = info.settings | {"model": info.settings["model"] | {"path": "/gone/tiny.gguf"}}
+        database.write(info.id, database.read(info.id).messages, settings=moved)
     Path("tiny.gguf").touch()
     run("chat", "--session", "work")
     assert model.options.model == tmp_path / "tiny.gguf"
@@ -271,14 +234,14 @@ def test_no_command_meets_a_save_that_goes_on(
     model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Saves take the model for a while, in a thread of their own."""
-    save = Conversation.save
+    store = Conversation.store
 
-    def save_slowly(self: Conversation, *args: Any, **kwargs: Any) -> None:
+    def store_slowly(self: Conversation, *, leaving: bool = False) -> None:
         with self.llm.lock:
             sleep(0.05)
-            save(self, *args, **kwargs)
+            store(self, leaving=leaving)
 
-    monkeypatch.setattr(Conversation, "save", save_slowly)
+    monkeypatch.setattr(Conversation, "store", store_slowly)
     model.say(*["It is so."] * 12)
     lines = [
         *["The code is 4711.", "/pin code", "/pin", "/unpin code", "/regen", "/undo", "/continue"],
@@ -292,23 +255,21 @@ def test_no_command_meets_a_save_that_goes_on(
 
 
 @pytest.mark.parametrize("name", [["--session", "new"], []])
-def test_a_first_message_outlives_its_program(
-    model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: list[str]
-) -> None:
-    """And where nothing comes of it nothing is left."""
-    monkeypatch.setattr("pyh2o.sessions.unfinished.SECONDS", 0.0)
-    kept = tmp_path / "kept"
+def test_a_first_message_outlives_its_program(model: ScriptedModel, name: list[str]) -> None:
+    """If the answer is empty, nothing is left."""
+    kept = []
+
+    def keep() -> None:
+        with open_chats() as database:
+            kept.extend(database.read(database.texts()[0].id).messages)
+
     model.say("Hi", "")
-    model.before_reading = lambda: shutil.copytree(CHATS, kept, dirs_exist_ok=True)
+    model.before_reading = keep
     if name:
         run("chat", *name, stdin="Hello\n")
     else:
         chat_with(Person("Hello"))
-    [file] = kept.glob("*.h2o")
-    [turn] = read_session(file).header["turns"]
-    assert (turn["user"], turn["finish"]) == ("Hello", "interrupted")
-    assert [path.name for path in CHATS.iterdir() if not path.name.startswith(".")] == [file.name]
-    (CHATS / file.name).unlink()
-    # the message is removed
+    assert [(each.user, each.finish) for each in kept] == [("Hello", None)]
+    before = titles()
     run("chat", "--session", "other", stdin="Hello\n")
-    assert list(CHATS.glob("*.h2o*")) == []
+    assert titles() == before

@@ -31,7 +31,8 @@ from pyh2o.cli.chat import terminal_input
 from pyh2o.cli.chat.commands import COMMANDS
 from pyh2o.cli.chat.input import Dropped
 from pyh2o.cli.chat.terminal_input import CommandCompleter, TerminalSource
-from scripted_chat import CHATS, RecordedConversation, Script, ScriptedModel, notes_of, said
+from pyh2o.sessions.chats import open_chats
+from scripted_chat import RecordedConversation, Script, ScriptedModel, notes_of, said
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 ENTER, ALT_ENTER = "\r", "\x1b\r"
@@ -207,31 +208,33 @@ def test_chat_without_a_name_is_named_by_the_time(model: ScriptedModel) -> None:
     model.say(*["a"] * 2)
     for _ in range(2):
         type_keys(f"Hello{ENTER}/save{ENTER}{CTRL_D}", session=None)
-    _, second = sorted(CHATS.iterdir())
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}(-2)?\.h2o", second.name)
+    with open_chats() as database:
+        second, _ = database.texts()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}( \(2\))?", second.title)
     output = type_keys(CTRL_D, "-c", session=None)
     n_text = model.n_text(("Hello", "a"))
     assert notes_of(output)[0] == f"continuing a conversation of 1 turn, {n_text} tokens"
-    assert RecordedConversation.last.saves == []
+    with open_chats() as database:
+        assert database.texts()[0] == second
 
 
 def test_prompt_does_not_wait_for_the_disk(
     model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But leaving does."""
-    save, read, prompted_again = RecordedConversation.save, TerminalSource.read, Event()
+    store, read, prompted_again = RecordedConversation.store, TerminalSource.read, Event()
 
-    def save_late(conversation: RecordedConversation, path: Path) -> None:
+    def store_late(conversation: RecordedConversation, *, leaving: bool = False) -> None:
         assert not conversation.turns or prompted_again.wait(PATIENCE)
         time.sleep(0.05)
-        save(conversation, path)
+        store(conversation, leaving=leaving)
 
     def noted_read(source: TerminalSource, *arguments: Any, **keywords: Any) -> str:
         if RecordedConversation.last.turns:
             prompted_again.set()
         return read(source, *arguments, **keywords)
 
-    monkeypatch.setattr(RecordedConversation, "save", save_late)
+    monkeypatch.setattr(RecordedConversation, "store", store_late)
     monkeypatch.setattr(TerminalSource, "read", noted_read)
     model.say("a")
     assert type_keys(f"one{ENTER}{CTRL_D}").code == 0
@@ -252,8 +255,8 @@ def test_tab_completes_commands_their_words_and_files() -> None:
     assert completions("/set top") == ["/set top_k", "/set top_p"]
     assert completions("/read n") == ["/read night", "/read notes.txt"]
     assert completions("/load not") == ["/load notes.txt"]
-    CHATS.mkdir()
-    (CHATS / "nothing new.h2o").touch()
+    with open_chats() as database:
+        database.create("conversation", "nothing new")
     assert completions("/load not") == ["/load nothing new", "/load notes.txt"]
     assert completions("n") == completions("/system n") == completions("x /re") == []
 

@@ -227,7 +227,7 @@ def test_session_goes_on_with_its_tools(model: ScriptedModel, mcp: str, tmp_path
     assert [tool.name for tool in talk.tools] == ["add"]
     output = run("sessions", "export", "sums", "-")
     assert output.text.startswith('> 1 + 2?\n\n(add {"a": 1, "b": 2}: 3)\n\nIt is 3.\n\n> 3 + 4?')
-    assert (CHATS / "sums.h2o").exists()
+    assert (CHATS / "chats.db").exists()
 
 
 def test_new_tools_are_told_to_a_session(model: ScriptedModel, mcp: str, tmp_path: Path) -> None:

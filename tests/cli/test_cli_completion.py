@@ -11,20 +11,20 @@ from typer.testing import CliRunner
 
 from cli_fakes import PATIENCE, program_environment, run
 from pyh2o.cli.app import app
+from pyh2o.sessions.chats import open_chats
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
 @pytest.fixture(autouse=True)
-def saved(tmp_path: Path) -> None:
-    """Two models and two conversations, as far as their names go."""
-    for folder, names in {
-        "models": ["Qwen3-4B-Q4_K_M.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf"],
-        "chats": ["sea.h2o", "sailor.h2o"],
-    }.items():
-        (tmp_path / folder).mkdir()
-        for name in names:
-            (tmp_path / folder / name).write_bytes(b"GGUF")
+def saved(tmp_path: Path, surroundings: None) -> None:
+    """Save the names of two models and two conversations."""
+    (tmp_path / "models").mkdir()
+    for name in ("Qwen3-4B-Q4_K_M", "big-00001-of-00002", "big-00002-of-00002"):
+        (tmp_path / "models" / f"{name}.gguf").write_bytes(b"GGUF")
+    with open_chats() as database:
+        for name in ("sea", "sailor"):
+            database.create("conversation", name)
 
 
 def offered(monkeypatch: pytest.MonkeyPatch, line: str, shell: str = "zsh") -> str:
@@ -65,9 +65,10 @@ def test_options_that_the_help_leaves_out_are_completed(monkeypatch: pytest.Monk
     assert "--recall-type" in offered(monkeypatch, "pyh2o chat --rec")
 
 
-def test_names_with_spaces_are_one_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_names_with_spaces_are_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bash puts what it gets on the line as it is: `sessions rm my trip` is about two sessions."""
-    (tmp_path / "chats" / "my trip.h2o").write_bytes(b"GGUF")
+    with open_chats() as database:
+        database.create("conversation", "my trip")
     line = "pyh2o sessions rm m"
     assert offered(monkeypatch, line, "bash") == "my\\ trip\n"
     assert "my trip" in offered(monkeypatch, line, "zsh")

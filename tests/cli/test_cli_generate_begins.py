@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from chat_templates import QWEN3
+from chat_turns import ChatTurns
 from cli_fakes import run
 from fake_story import CHECKPOINT, STORY, TALE, FakeModel, fake_model, resume
-from pyh2o.sessions.session_file import read_session
-from pyh2o.writing.chat_template import ChatTemplate
+from pyh2o.sessions.messages import unpacked
+from pyh2o.sessions.text_session import read_file
 from pyh2o.writing.thinking import Thinking
 from spoken import write_speaker
 from tiny_llama import tiny_llama
@@ -32,7 +33,7 @@ SAVE = {
 def test_the_answer_to_a_prompt_is_the_story(fake: FakeModel) -> None:
     fake.script = [TALE]
     assert run("generate", "-p", "Write of snow.", "--instruct").text == f"{TALE}\n"
-    whole = ChatTemplate(fake.llm.text.model, None).first_turn("Write of snow.")
+    whole = ChatTurns(fake.llm.text.model, None).first_turn("Write of snow.")
     assert fake.llm.input_ids[: len(whole)].tolist() == whole
 
 
@@ -49,8 +50,10 @@ def test_such_a_story_goes_on(fake: FakeModel) -> None:
     STORY.write_text("All new, ")
     assert resume("-n", "60").code == 0
     assert STORY.read_text().startswith("All new, ")
-    whole = ChatTemplate(fake.llm.text.model, None).first_turn("Write of snow.")
-    assert read_session(CHECKPOINT, "story").tokens[: len(whole)] == whole
+    whole = ChatTurns(fake.llm.text.model, None).first_turn("Write of snow.")
+    messages = read_file(Path(CHECKPOINT))[0].messages
+    tokens = unpacked(b"".join(message.tokens for message in messages))
+    assert tokens[: len(whole)] == whole
 
 
 def test_thoughts_are_for_what_is_asked_for(
@@ -62,7 +65,7 @@ def test_thoughts_are_for_what_is_asked_for(
     quiet = ("--no-thinking", "--reasoning-budget", "9")
     assert run(*TASK, *quiet, "-n", "29").code == 0
     thinking = Thinking(enabled=False, budget=9)
-    whole = ChatTemplate(fake.llm.text.model, None, thinking=thinking).first_turn("Write of snow.")
+    whole = ChatTurns(fake.llm.text.model, None, thinking=thinking).first_turn("Write of snow.")
     assert fake.llm.input_ids[: len(whole)].tolist() == whole
     assert resume("-n", "50", "-p", "Write of snow.", "--instruct").code == 0
     for output, why in (

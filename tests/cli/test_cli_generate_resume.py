@@ -26,7 +26,7 @@ from fake_story import (
     wrote,
 )
 from pyh2o.errors import SessionError
-from pyh2o.sessions.session_file import read_session, write_session
+from pyh2o.sessions.database import Database
 from pyh2o.sessions.story import Story
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -192,9 +192,10 @@ def test_length_means_the_whole_story_and_is_remembered(fake: FakeModel) -> None
 def test_a_checkpoint_without_its_length_is_damaged(fake: FakeModel) -> None:
     fake.script = [TALE]
     begin("-n", "20")
-    session = read_session("story.txt.h2o", "story")
-    session.header["notes"] = {"max_tokens": "many"}
-    write_session("story.txt.h2o", session)
+    with Database("story.txt.h2o", single=True) as database:
+        (info,) = database.texts()
+        settings = info.settings | {"notes": {"max_tokens": "many"}}
+        database.write(info.id, database.read(info.id).messages, settings=settings)
     damage = "its max_tokens is 'many'"
     assert resume() == Output(
         1, "", f"error: the checkpoint is damaged ({damage}): use another copy of it\n"

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli_fakes import Output, run
+from cli_fakes import run
 from needed import needed
-from pyh2o.cache.settings import UNLIMITED_MIB
 from pyh2o.cli.options import RunOptions
 from pyh2o.errors import ModelError
-from pyh2o.sessions.saved import chats_folder
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 if TYPE_CHECKING:
@@ -74,7 +72,7 @@ def test_a_chat_recalls_by_default(tiny: Path) -> None:
     ("arguments", "recall", "mib"),
     [
         ([], None, None),
-        (["--session=x"], None, UNLIMITED_MIB),
+        (["--session=x"], None, None),
         (["--recall=0.2", "--recall-mib=7"], 0.2, 7),
         (["--session=x", "--recall-mib=7"], None, 7),
         (["--no-evict"], None, None),
@@ -129,108 +127,3 @@ def test_nothing_was_recalled(tiny: Path) -> None:
     assert output.code == 0
     assert "no answer has recalled evicted rows" in output.notes
     assert "% recalled" not in output.notes
-
-
-def test_an_archive_goes_along_with_its_chat(tiny: Path, tmp_path: Path) -> None:
-    """It lies in a file of its own; a chat without it is copied as it is."""
-    settings, chats = small(tiny, "--recall=32"), tmp_path / "chats"
-    assert run("chat", *settings, "--session=x", stdin=f"{MESSAGE}\nWhat is in it?\n").code == 0
-    assert run("sessions", "copy", "x", "y") == Output(0, "", "copied x to y\n")
-    said = "exported x to out and out.archive: resume it with /load\n"
-    assert run("sessions", "export", "x", "out") == Output(0, "", said)
-    saved = [(chats / f"x.h2o{suffix}") for suffix in ("", ".archive")]
-    for copy in (chats / "y.h2o", Path("out")):
-        assert copy.read_bytes() == saved[0].read_bytes()
-        assert copy.with_name(f"{copy.name}.archive").read_bytes() == saved[1].read_bytes()
-    size = sum(file.stat().st_size for file in saved) / 1e6
-    assert f" {size:.1f} MB " in run("sessions", "list").text
-    expected = run("chat", *settings, "--session=x", stdin="Why?\n/recalled\n")
-    run("sessions", "rm", "x")
-    again = run("chat", *settings, stdin="/load out\nWhy?\n/recalled\n")
-    assert again.text == expected.text
-    assert passages(again.notes) == passages(expected.notes) != []
-    assert "warning" not in again.notes
-    (chats / "y.h2o.archive").unlink()
-    missing = (
-        "warning: the archive of y is missing: evicted rows cannot be recalled until the text "
-        "is read again (--reread)\n"
-    )
-    assert run("sessions", "copy", "y", "z") == Output(0, "", f"{missing}copied y to z\n")
-    assert run("chat", *settings, "--session=z", stdin="Why?\n").code == 0
-
-
-def passages(notes: str) -> list[str]:
-    return re.findall(r"^ +[\d,]+ \.\. .*$", notes, re.MULTILINE)
-
-
-LOST = re.compile(
-    r"^warning: the archive's file lacks rows, or they are damaged: \d+ tokens before position \d+ "
-    r"cannot be found any more; read the text again \(--reread\) to rebuild the archive$",
-    re.MULTILINE,
-)
-
-
-@pytest.mark.parametrize("way", ["session", "file"])
-def test_a_chat_that_is_not_saved_leaves_nothing_in_the_archive(
-    tiny: Path, tmp_path: Path, way: str
-) -> None:
-    """What is said in it is in no file, and it goes on as if it were saved."""
-    options = small(tiny, "--recall=32")
-    run("chat", *options, "--session", "x", stdin=f"{MESSAGE}\nWhat is in it?\n")
-    opened, load = ["--session", "x", "--no-save"], ""
-    if way == "file":
-        run("sessions", "export", "x", "out")
-        opened, load = [], "/load out\n"
-    folders = chats_folder(), tmp_path
-    before = [{file: file.read_bytes() for file in files_in(folder)} for folder in folders]
-    said = "\n".join(["grass " * 200, "What?", "secret " * 200])
-    output = run("chat", *options, *opened, stdin=f"{load}{said}")
-    assert output.notes.count("% recalled") == 3
-    assert [{file: file.read_bytes() for file in files_in(folder)} for folder in folders] == before
-    assert run("chat", *options, "--session", "x", stdin=said).text == output.text
-
-
-def files_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_file())
-
-
-def test_a_chat_whose_archive_is_gone_says_so_and_builds_it_anew(tiny: Path) -> None:
-    """It goes on without what is lost, and is none the worse when its text is read again."""
-    settings = small(tiny, "--recall=32")
-    run("chat", *settings, "--session=x", stdin=f"{MESSAGE}\nWhat is in it?\n")
-    archive = chats_folder() / "x.h2o.archive"
-    size = archive.stat().st_size
-    archive.unlink()
-    output = run("chat", *settings, "--session=x", stdin="")
-    assert output.code == 0
-    assert LOST.search(output.notes)
-    output = run("chat", *settings, "--session=x", "--reread", stdin="Why?\n")
-    assert output.code == 0, output.notes
-    assert "tokens will be read again with the next message" in output.notes
-    assert "lacks" not in output.notes
-    assert archive.stat().st_size >= size
-    output = run("chat", *settings, "--session=x", stdin="Who?\n/recalled\n")
-    assert "lacks" not in output.notes
-    assert passages(output.notes) != []
-
-
-def test_a_story_whose_archive_is_gone_says_so_and_builds_it_anew(
-    tiny: Path, tmp_path: Path
-) -> None:
-    story = tmp_path / "story.txt"
-    arguments = ["-o", str(story), "--checkpoint=50", "--ignore-eos"]
-    run("generate", "-p", MESSAGE, *small(tiny, "--recall=32"), "-n200", *arguments)
-    (archive,) = Path().glob("*.archive")
-    size = archive.stat().st_size
-    archive.unlink()
-    text = story.read_text().removesuffix("\n")
-    output = run("generate", "--resume", "-n220", *arguments)
-    assert output.code == 0, output.notes
-    assert LOST.search(output.notes)
-    output = run("generate", "--resume", "--reread", "-n240", *arguments)
-    assert output.code == 0, output.notes
-    assert "lacks" not in output.notes
-    assert re.search(r"^read [\d,]+ tokens at ", output.notes.splitlines()[-1])
-    assert story.read_text().startswith(text)
-    assert archive.stat().st_size >= size
-    assert "lacks" not in run("generate", "--resume", "-n260", *arguments).notes

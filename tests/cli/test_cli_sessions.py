@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import os
-from datetime import datetime
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from cli_fakes import Output, run
+from pyh2o.sessions.chats import locked, open_chats
 from pyh2o.sessions.story import Story
-from scripted_chat import CHATS, ScriptedModel, answers_of
+from scripted_chat import ScriptedModel, answers_of
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files of a folder, by their names."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+@contextmanager
+def held(name: str) -> Iterator[None]:
+    """Open a session as another chat does."""
+    with open_chats() as database:
+        text = database.find(name)
+        assert text is not None
+        with locked(database, text):
+            yield
 
 
 @pytest.fixture
@@ -31,60 +37,40 @@ def chats(model: ScriptedModel, tmp_path: Path) -> Path:
     return tmp_path / "chats"
 
 
+def names() -> list[str]:
+    with open_chats() as database:
+        return sorted(text.title for text in database.texts())
+
+
 def test_sessions_are_listed_and_removed(model: ScriptedModel, tmp_path: Path) -> None:
     chats = tmp_path / "chats"
     empty = f"no saved sessions in {chats} yet: `pyh2o chat` saves each turn\n"
     assert run("sessions", "list") == Output(0, "", empty)
     model.say(*["a"] * 3)
     run("chat", "--session", "work", stdin="Hello\\\nyou\nWho?\n")
-    run("chat", "--session", "2026-01-01-120000", stdin=f"{'word ' * 20}\n")
-    (chats / "odd.h2o").touch()
-    (chats / ".history").touch()
-    (chats / "work.h2o.archive").write_bytes(bytes(2_000_000))
-    (chats / "work.h2o.archive.0a1b2c3d.new").touch()
-    for day, name in enumerate(("odd", "2026-01-01-120000", "work"), start=1):
-        seconds = datetime(1970, 1, day).timestamp()  # in the zone of this machine
-        os.utime(chats / f"{name}.h2o", (seconds, seconds))
+    run("chat", "--session", "any/title: it is", stdin=f"{'word ' * 20}\n")
     listed = run("sessions", "list")
-    sizes = [(chats / f"{name}.h2o").stat().st_size / 1e6 for name in ("work", "2026-01-01-120000")]
-    assert sizes[0] > 0.05
-    sizes[0] += 2
-    assert listed.text == (
-        f"work               1970-01-03 00:00  {sizes[0]:>7.1f} MB    2 turns  Hello you\n"
-        f"2026-01-01-120000  1970-01-02 00:00  {sizes[1]:>7.1f} MB     1 turn  "
-        f"{'word ' * 11}wo...\n"
-        f"odd                1970-01-01 00:00      0.0 MB  {chats}/odd.h2o is not a session file "
-        "of pyh2o: check the name\n"
+    today = time.strftime("%Y-%m-%d")
+    assert re.sub(r" \d\d:\d\d ", " ", listed.text) == (
+        f"any/title: it is  {today}     1 turn  {'word ' * 11}wo...\n"
+        f"work              {today}    2 turns  Hello you\n"
     )
-    assert listed.notes == f"3 in {chats}, {sum(sizes):.1f} MB\n"
+    assert listed.notes == f"2 in {chats / 'chats.db'}\n"
     assert run("sessions") == listed
     assert run("sessions", "rm", "work", "nope") == Output(
         1, "", "error: unknown session nope: see `pyh2o sessions list`\n"
     )
-    assert (chats / "work.h2o").exists()
-    assert run("sessions", "rm", "work", "odd") == Output(0, "", "removed work\nremoved odd\n")
-    assert sorted(path.name for path in chats.iterdir()) == [".history", "2026-01-01-120000.h2o"]
+    assert "work" in names()
+    assert run("sessions", "rm", "work") == Output(0, "", "removed work\n")
+    assert names() == ["any/title: it is"]
 
 
-def test_a_folder_that_cannot_be_read_is_not_empty(
-    chats: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As it is after `sudo pyh2o chat`."""
-
-    def refuse(folder: Path) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-
-    for name in ("listdir", "scandir"):
-        monkeypatch.setattr(os, name, refuse)
-    refused = Output(1, "", f"error: {chats}: Permission denied\n")
-    assert run("sessions", "list") == refused
-    assert run("sessions", "search", "word") == refused
-
-
-def test_a_session_is_copied(chats: Path) -> None:
-    before = contents(chats)["work.h2o"]
+def test_a_session_is_copied(model: ScriptedModel, chats: Path) -> None:
     assert run("sessions", "copy", "work", "my copy") == Output(0, "", "copied work to my copy\n")
-    assert contents(chats) == {"work.h2o": before, "my copy.h2o": before}
+    model.say("Ho")
+    output = run("chat", "--session", "my copy", stdin="Who?\n")
+    assert "again" not in output.notes  # the KV cache was copied, too
+    assert answers_of() == [("Hello", "Hi"), ("Who?", "Ho")]
 
 
 @pytest.mark.parametrize(
@@ -92,34 +78,20 @@ def test_a_session_is_copied(chats: Path) -> None:
     [
         (("nope", "new"), "unknown session nope: see `pyh2o sessions list`"),
         (("work", "other"), "session other exists: give another name"),
-        (("a/b", "new"), "'a/b' is not a valid session name: "),
-        (("damaged", "new"), "{chats}/damaged.h2o is not a session file of pyh2o: check the name"),
         (("open", "new"), "session open is open in another chat: close that one first"),
-        (("work", "begun"), "session begun is open in another chat: close that one first"),
     ],
 )
 def test_copies_that_are_refused(chats: Path, names: tuple[str, str], message: str) -> None:
     for name in ("other", "open"):
         run("sessions", "copy", "work", name)
-    (chats / "damaged.h2o").touch()
-    with (chats / ".open.lock").open("w") as one, (chats / ".begun.lock").open("w") as two:
-        fcntl.flock(one, fcntl.LOCK_EX)
-        fcntl.flock(two, fcntl.LOCK_EX)
-        before = contents(chats)
-        output = run("sessions", "copy", *names)
-        assert contents(chats) == before
-    assert (output.code, output.text, output.notes.count("\n")) == (1, "", 1)
-    assert output.notes.startswith(f"error: {message.format(chats=chats)}")
+    with held("open"):
+        assert run("sessions", "copy", *names) == Output(1, "", f"error: {message}\n")
 
 
 def test_an_exported_session_goes_on_by_load(model: ScriptedModel, chats: Path) -> None:
-    """The file is the one that the chat itself would write."""
-    run("chat", "--session", "work", stdin="/save saved.h2o\n")
     assert run("sessions", "export", "work", "exported.h2o") == Output(
         0, "", "exported work to exported.h2o: resume it with /load\n"
     )
-    assert Path("exported.h2o").read_bytes() == Path("saved.h2o").read_bytes()
-    assert list(contents(chats)) == ["work.h2o"]
     run("sessions", "rm", "work")
     model.say("Ho")
     assert run("chat", stdin="/load exported.h2o\nWho?\n").text == "Ho\n"
@@ -131,28 +103,19 @@ def test_an_exported_session_goes_on_by_load(model: ScriptedModel, chats: Path) 
     [
         ("work", "precious", "precious exists: give another name"),
         ("work", ".", ". exists: give another name"),
-        ("work", "other", "{folder}/other.archive exists: give another name"),
-        ("work", "nowhere/new", "cannot save the session to nowhere/new: No such file"),
+        ("work", "nowhere/new", "cannot use the session file nowhere/new: No such file"),
         ("open", "new", "session open is open in another chat: close that one first"),
     ],
 )
-def test_exports_that_are_refused(
-    chats: Path, tmp_path: Path, name: str, file: str, message: str
-) -> None:
+def test_exports_that_are_refused(chats: Path, name: str, file: str, message: str) -> None:
     run("sessions", "copy", "work", "open")
-    for each in ("precious", "other.archive"):
-        Path(each).write_text("old")
-    with (chats / ".open.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    Path("precious").write_text("old")
+    with held("open"):
         output = run("sessions", "export", "--", name, file)
     assert (output.code, output.text, output.notes.count("\n")) == (1, "", 1)
-    assert output.notes.startswith(f"error: {message.format(folder=tmp_path)}")
-    assert sorted(path.name for path in Path().iterdir()) == [
-        "chats",
-        "other.archive",
-        "precious",
-    ]
-    assert (Path("precious").read_text(), Path("other.archive").read_text()) == ("old", "old")
+    assert output.notes.startswith(f"error: {message}")
+    assert sorted(path.name for path in Path().iterdir()) == ["chats", "precious"]
+    assert Path("precious").read_text() == "old"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -233,54 +196,18 @@ def test_export_to_standard_output() -> None:
 
 
 @pytest.mark.usefixtures("talk")
-def test_search_finds_turns_that_have_all_words(model: ScriptedModel) -> None:
+def test_search_finds_messages_and_stories_that_have_all_words(model: ScriptedModel) -> None:
     model.say("Nothing", "The answer is 42")
     run("chat", "--session", "deep", stdin=f"one\nThe question {'word ' * 30}\n")
-    (CHATS / "odd.h2o").touch()
+    story = Story(model.llm, "Once the fox", echo=True)
+    with open_chats() as database:
+        story.keep_in(database, "tale")
     assert run("sessions", "search", "HELLO  you") == Output(
-        0, "talk  turn 1  Hello you Hi there\n", "1 found\n"
+        0, "talk  Hello you Hi there\n", "1 found\n"
     )
-    assert run("sessions", "search", "i") == Output(
-        0,
-        f"deep  turn 1  one Nothing\ndeep  turn 2  The question {'word ' * 8}word...\n"
-        "talk  turn 1  Hello you Hi there\ntalk  turn 2  Who? # Ünique\n",
-        "4 found\n",
-    )
+    assert run("sessions", "search", "i").notes == "4 found\n"
     output = run("sessions", "search", "42", "question")
-    assert output.text == f"deep  turn 2  ...{'word ' * 3}The answer is 42\n"
-    assert run("sessions", "search", "Ünique").text == "talk  turn 2  Who? # Ünique\n"
+    assert output.text == f"deep  ...rd {'word ' * 3}The answer is 42\n"
+    assert run("sessions", "search", "Ünique").text == "talk  Who? # Ünique\n"
+    assert run("sessions", "search", "fox").text == "tale  Once the fox\n"
     assert run("sessions", "search", "nobody") == Output(0, "", "0 found\n")
-
-
-# -------------------------------------------------------------------------------------------------
-# Stories
-# -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tale(surroundings: None, model: ScriptedModel) -> None:
-    """A story as the server saves it."""
-    CHATS.mkdir(exist_ok=True)
-    story = Story(model.llm, "Once upon a time", echo=True)
-    "".join(story.write(20))
-    story.notes = {"text": "Once upon a time\n\nthe fox slept.\nThe FOX woke,\n", "passages": [16]}
-    story.save(CHATS / "tale.h2o")
-
-
-@pytest.mark.usefixtures("talk", "tale")
-def test_search_in_stories(model: ScriptedModel) -> None:
-    assert run("sessions", "search", "fox") == Output(
-        0,
-        "tale  paragraph 2  the fox slept.\ntale  paragraph 3  The FOX woke,\n",
-        "2 found\n",
-    )
-    assert run("sessions", "search", "o").notes == "5 found\n"  # in messages, too
-
-
-@pytest.mark.usefixtures("tale")
-def test_copy_of_a_story(tmp_path: Path) -> None:
-    chats = tmp_path / "chats"
-    assert run("sessions", "copy", "tale", "other") == Output(0, "", "copied tale to other\n")
-    assert contents(chats)["other.h2o"] == contents(chats)["tale.h2o"]
-    assert run("sessions", "export", "other", "file.h2o").code == 0
-    assert Path("file.h2o").read_bytes() == contents(chats)["tale.h2o"]

@@ -16,7 +16,6 @@ from many_texts import llama_in, tiny_engine
 from pyh2o import Llama
 from pyh2o.core.text import Text
 from pyh2o.engine import Engine
-from pyh2o.sessions.story import Story
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -195,32 +194,6 @@ def test_a_beginning_that_is_often_used_outlives_others(
             complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 1)
         assert engine.stored.dropped > 20
         assert 3 <= n_read(engine, [*shared, 5, 6, 7]) < 3 + BUDGET["slack"]
-
-
-def test_the_archive_of_a_saved_text_stays_its_own(
-    path: Path, tmp_path: Path, rng: np.random.Generator
-) -> None:
-    """Whoever comes after it into its place."""
-    saved = tmp_path / "story.h2o"
-    settings = {**BUDGET, "recall": 16}
-    with tiny_engine(path, texts=1, **settings) as engine:
-        with llama_in(engine) as llm:
-            story = Story(llm, rng.integers(3, N_VOCAB, 90).tolist(), ignore_eos=True)
-            "".join(story.write(40))
-            story.save(saved)
-            archived = llm.kv.archived
-        archive = tmp_path / "story.h2o.archive"
-        before = archive.read_bytes()
-        for prompt in ([*story.tokens, 5], rng.integers(3, N_VOCAB, 90).tolist()):
-            complete(engine, prompt, 60)
-            assert archive.read_bytes() == before
-            assert sorted(tmp_path.iterdir()) == [saved, archive]
-        with llama_in(engine) as llm:
-            again = Story.load(saved, llm)
-            assert llm.text.archive_trouble == ""
-            assert llm.kv.archived == archived > 0
-            assert again.tokens == story.tokens
-    assert sorted(tmp_path.iterdir()) == [saved, archive]
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])

@@ -45,9 +45,5 @@ def talk(path: Path, n_turns: int = 3) -> Conversation:
     return conversation
 
 
-def archive_of(file: Path) -> Path:
-    return file.with_name(file.name + ".archive")
-
-
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.suffix != ".gguf"}

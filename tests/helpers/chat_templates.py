@@ -30,7 +30,8 @@ HELLO = [{"role": "user", "content": "Hi"}]
 
 
 @lru_cache
-def _templates() -> dict[str, str]:
+def all_templates() -> dict[str, str]:
+    """Return the sources of all templates by their file names."""
     found = {}
     with tarfile.open(cached_sdist(read_pin())) as archive:
         for member in archive:
@@ -44,7 +45,7 @@ def _templates() -> dict[str, str]:
 
 def template(name: str) -> str:
     """Return the source of a template by its file name."""
-    return _templates()[name]
+    return all_templates()[name]
 
 
 def prompt_of(name: str, tools: list[Any] | None = TOOLS, **request: Any) -> ChatPrompt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,12 @@ def said(answer: Generator[str]) -> str:
     return "".join(answer)
 
 
+def without_kv(file: Path) -> Path:
+    """Delete the KV cache of a session file, whose text is then read again."""
+    file.with_name(f"{file.name}.kv").unlink(missing_ok=True)
+    return file
+
+
 def text_of(conversation: Conversation) -> list[int]:
     return list(conversation._text.tokens)
 
@@ -56,15 +63,19 @@ def next_logits(llm: Llama | texts.Text) -> npt.NDArray[np.single]:
     return texts.text_of(llm).logits[-1].copy()
 
 
-def check_positions(conversation: Conversation) -> None:
-    """Check that turns are adjacent, from the opening to the end of the text."""
+def check_positions(conversation: Conversation, *, opening: bool = True) -> None:
+    """Check that turns are adjacent, from the opening to the end of the text.
+
+    The text may have another `opening` if the template changes it with later turns.
+    """
     if not conversation.turns:
         return
-    text, opening = text_of(conversation), conversation._template.opening
+    text, tokens = text_of(conversation), conversation._template.opening
     place = conversation.turns[0].start
-    assert text[:place] == opening[:place]
-    # A first message can share a token with the opening's end.
-    assert len(opening) - 1 <= place <= len(opening)
+    if opening:
+        assert text[:place] == tokens[:place]
+        # A first message can share a token with the opening's end.
+        assert len(tokens) - 1 <= place <= len(tokens)
     for turn in conversation.turns:
         assert turn.start == place
         assert turn.start < turn.answer_start < turn.end

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from pyh2o import Llama
-from pyh2o.sessions import conversation
+from pyh2o.writing import answer
 from pyh2o.writing.sampling import Sampling
 from pyh2o.writing.writer import Writer
 
@@ -27,9 +27,9 @@ class Cycling(Writer):
             logits[CYCLE[len(tokens) % len(CYCLE)]] = 0
             return logits
 
-        super().__init__(llm, sampling, logits_processor=only_next, **before)
+        super().__init__(llm, sampling, **{**before, "logits_processor": only_next})
 
 
 def let_answers_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sample all answers of conversations this way."""
-    monkeypatch.setattr(conversation, "Writer", Cycling)
+    monkeypatch.setattr(answer, "Writer", Cycling)

@@ -106,7 +106,7 @@ TALE = "Once upon a time there was \N{SNOWMAN}. The end.\n\nNo: another day came
 
 STORY, CHECKPOINT, RECORDS = Path("story.txt"), Path("story.txt.h2o"), Path("story.txt.jsonl")
 """What there is of a story in the folder of a test, where nothing else is wrong."""
-WHOLE = [STORY.name, CHECKPOINT.name, RECORDS.name]
+WHOLE = [STORY.name, CHECKPOINT.name, f"{CHECKPOINT.name}.kv", RECORDS.name]
 
 
 def begin(*arguments: str) -> Output:

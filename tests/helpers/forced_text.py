@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pyh2o.core.text import Text
-from pyh2o.sessions import conversation as conversation_module
+from pyh2o.writing import answer as answer_module
 from pyh2o.writing.sampling import Sampling
 from tiny_tokens import BYTE_0
 
@@ -39,5 +39,5 @@ def force(monkeypatch: pytest.MonkeyPatch) -> deque[str | list[int]]:
                 self._llm.eval([token])
             yield self._llm.model.native.token_eos()
 
-    monkeypatch.setattr(conversation_module, "Writer", Forced)
+    monkeypatch.setattr(answer_module, "Writer", Forced)
     return texts

@@ -19,7 +19,7 @@ from needed import needed
 from pyh2o.engine import Engine
 from pyh2o.server import Limits, ModelSource, ServedModel, ServedModels, create_app
 from pyh2o.server.app import server_config
-from pyh2o.sessions.headers import model_identity
+from pyh2o.sessions.identity import model_identity
 
 PATIENCE = 120
 """Seconds after which a test gives up: far more than is needed even on a busy machine."""

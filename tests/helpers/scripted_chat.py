@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
+from chat_turns import ChatTurns
 from cli_fakes import LoadedModel, Output, cache_with, run
 from pyh2o import Conversation, Llama
 from pyh2o.cli.chat import answers, command
 from pyh2o.cli.chat.input import PROMPT, ScriptSource
 from pyh2o.core.text import Text
 from pyh2o.sessions import conversation as conversation_module
-from pyh2o.writing.chat_template import ChatTemplate
+from pyh2o.writing import answer as answer_module
 from pyh2o.writing.sampling import Sampling
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -61,7 +62,7 @@ class ScriptedModel(LoadedModel):
 
     def n_text(self, *exchanges: tuple[str, str], system: str | None = None) -> int:
         """Count the tokens of a conversation of these messages and answers."""
-        template = ChatTemplate(self.llm.text.model, system)
+        template = ChatTurns(self.llm.text.model, system)
         if not exchanges:
             return len(template.opening)
         messages = [
@@ -102,7 +103,7 @@ class RecordedConversation(Conversation):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         self.said: list[str] = []
         self.limits: list[int | None] = []
-        self.saves: list[Path] = []
+        self.stores = 0
         type(self).last = self
         super().__init__(*arguments, **settings)
 
@@ -123,9 +124,9 @@ class RecordedConversation(Conversation):
         self.said.append(message)
         return super().edit(message, max_tokens=max_tokens)
 
-    def save(self, path: str | Path, *, portable: bool = False) -> None:
-        super().save(path, portable=portable)
-        self.saves.append(Path(path))
+    def store(self, *, leaving: bool = False) -> None:
+        super().store(leaving=leaving)
+        self.stores += 1
 
 
 def ticking_clock() -> Iterator[float]:
@@ -170,7 +171,7 @@ def scripted_chat(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
 
     model.be_loaded(monkeypatch)
     monkeypatch.setattr(Text, "kv", property(kv))
-    monkeypatch.setattr(conversation_module, "Writer", ScriptedWriter)
+    monkeypatch.setattr(answer_module, "Writer", ScriptedWriter)
     monkeypatch.setattr(conversation_module, "Conversation", RecordedConversation)
     clock = ticking_clock()
     monkeypatch.setattr(answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))

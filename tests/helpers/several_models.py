@@ -13,7 +13,7 @@ from pyh2o.core.embedding import Embedder
 from pyh2o.core.parameters import Parameters
 from pyh2o.models.file_identity import identify
 from pyh2o.server import EmbeddingModel, Limits, ModelSource, ServedModel, ServedModels
-from pyh2o.sessions.headers import ModelIdentity
+from pyh2o.sessions.identity import ModelIdentity
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import ONE_THREAD
 

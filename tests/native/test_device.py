@@ -352,6 +352,12 @@ def test_a_device_retrieves_rows_from_pages_that_wrapped_around(tmp_path: Path) 
     run_client("mock", path, "ring")
 
 
+@pytest.mark.parametrize("device", ["mock", "queueing"])
+def test_a_shortened_text_retrieves_no_copies_of_removed_rows(tmp_path: Path, device: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=1, n_ctx_train=4096)
+    run_client(device, path, "shortened")
+
+
 def test_the_cpu_searches_if_pinned_memory_is_exhausted(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=1, n_ctx_train=64)
     run_client("mock", path, "pinned")

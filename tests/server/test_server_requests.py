@@ -209,7 +209,7 @@ def test_a_sampler_that_is_not_here_may_be_off(server: Any) -> None:
     for route in (COMPLETIONS, CHAT):
         assert server.post(route, with_field(route, **off)).status == 200
         message = server.refused(route, with_field(route, smoothing_factor=0.8))["message"]
-        assert "omit it, or use one of temperature, top_p, min_p" in message
+        assert "omit it, or use one of temperature, top_k, top_p" in message
 
 
 def test_samplers_by_their_other_names(server: Any) -> None:

@@ -11,8 +11,8 @@ import pytest
 from needed import needed
 from pyh2o import Llama
 from pyh2o.sessions.characters import PNG
-from pyh2o.sessions.saved import SavedChat
 from pyh2o.sessions.story import Story
+from stored_texts import stored
 
 needed("session_client", name="the server's packages")
 SHORT = {"max_tokens": 6}
@@ -49,7 +49,7 @@ def test_a_story_with_a_memory(client: Any, alone: Llama) -> None:
     assert begun["text"] == "It was"
     done = client.done("/tale/passages", max_tokens=20)
     assert client.got("/tale")["text"] == "It was" + done["text"]
-    story = Story.load(SavedChat("tale").path, alone)
+    story = stored(Story, "tale", alone)
     assert (story.memory, len(story.pins)) == ("It rains.", 1)
 
 
@@ -57,7 +57,7 @@ def test_a_story_that_is_asked_for(client: Any, alone: Llama) -> None:
     client.begin("tale", kind="story", text="Write of snow.", instruct=True)
     done = client.done("/tale/passages", max_tokens=20)
     assert client.got("/tale")["text"] == done["text"]
-    story = Story.load(SavedChat("tale").path, alone)
+    story = stored(Story, "tale", alone)
     prompt = alone.detokenize(story.tokens[: story.n_prompt])
     assert prompt.lstrip() == b"user: Write of snow.\nassistant: "
 

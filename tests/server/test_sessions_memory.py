@@ -15,9 +15,8 @@ from pyh2o import Llama
 from pyh2o.core.rows import kept_tokens
 from pyh2o.engine import Engine
 from pyh2o.sessions.conversation import Conversation
-from pyh2o.sessions.saved import SavedChat
-from pyh2o.system.archives import of_session
 from pyh2o.writing.sampling import Sampling
+from stored_texts import stored
 from tiny_llama import tiny_llama
 
 clients = needed("session_client", name="the server's packages")
@@ -33,7 +32,7 @@ def talk(client: Any) -> Any:
 
 
 def loaded(llm: Llama) -> Conversation:
-    return Conversation.load(SavedChat("talk").path, llm)
+    return stored(Conversation, "talk", llm)
 
 
 def test_the_map_is_what_the_cache_holds(talk: Any, alone: Llama) -> None:
@@ -142,11 +141,9 @@ def test_the_map_costs_no_place_of_another(chats: Path, engine: Engine) -> None:
         for name in ("a", "b", "c"):
             client.begin(name)
             client.say(name, f"I am {name}, and this is a long story", max_tokens=60)
-        before = {path.name: path.read_bytes() for path in chats.glob("*.h2o")}
         maps = {name: client.got(f"/{name}/map") for name in ("a", "b", "c")}
         for name in ("c", "a", "b"):
             assert client.got(f"/{name}/map")["kept"] == maps[name]["kept"]
-        assert {path.name: path.read_bytes() for path in chats.glob("*.h2o")} == before
 
 
 # ---------------------------------------------------------------------------------------------
@@ -202,7 +199,6 @@ def test_answers_are_those_of_the_class(
             assert end <= seen["recent_from"]
             # of an answer whose session was loaded since nobody knows
             assert (seen["kv"]["found_share"] > 0) == (len(names) == 1)
-            assert of_session(SavedChat(name).path).exists()
 
 
 def test_the_archive_goes_along(chats: Path, recalling: Engine, model_path: Path) -> None:
@@ -215,12 +211,10 @@ def test_the_archive_goes_along(chats: Path, recalling: Engine, model_path: Path
         client.got("/old", "PATCH", {"name": "new"})
         assert client.got("/new/map")["archived"] == archived
         assert client.say("new", MESSAGES[3], max_tokens=5)["kv"]["bytes_archive"] > 0
-    files = sorted(path.name for path in chats.iterdir())
-    assert files == ["new.h2o", "new.h2o.archive"]
     with tiny_llama(model_path, **CACHE) as llm:
-        Conversation.load(chats / "new.h2o", llm)
+        stored(Conversation, "new", llm)
         assert llm.text.archive_trouble == ""
         assert llm.kv.archived > 0
     with clients.serving(recalling) as client:
         assert client.ask("DELETE", "/new").status == 204
-    assert list(chats.iterdir()) == []
+    assert list((chats / "cache").iterdir()) == []

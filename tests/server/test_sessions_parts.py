@@ -12,6 +12,7 @@ from forced_text import add_call, force
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Conversation
+from pyh2o.sessions.chats import open_chats
 from pyh2o.writing.tools import Call, Tool
 from tiny_chat import OPENS_THOUGHTS, TOOLS, write_chat_gguf
 from tiny_llama import tiny_llama
@@ -50,8 +51,8 @@ def test_calls_of_a_session_are_shown(
         texts.extend([add_call(1, 2), "It is 3."])
         said(talk.say("1 + 2?"))
         said(talk.give_results([Call("add", talk.calls[0].arguments, "3")]))
-        chats.mkdir()
-        talk.save(chats / "sums.h2o")
+        with open_chats() as database:
+            talk.keep_in(database, "sums")
     with tiny_engine(path, texts=1, **CACHE) as engine, clients.serving(engine) as client:
         (turn,) = client.got("/sums")["turns_list"]
         (call,) = turn["steps"][0]["calls"]

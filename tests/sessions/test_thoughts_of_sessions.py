@@ -12,7 +12,7 @@ from chat_templates import GEMMA4, GPT_OSS, QWEN3, QWEN25
 from conversations import said, text_of
 from pyh2o import Conversation, Llama, Sampling, Story, Thinking
 from pyh2o.errors import SettingsError
-from pyh2o.writing.chat_template import asked_for
+from pyh2o.writing.chat_prompt import prompt_for_message
 from spoken import let_say, write_speaker
 from tiny_llama import tiny_llama
 
@@ -102,7 +102,7 @@ def test_all_is_read_again_where_the_system_prompt_has_it(
 
 
 def test_what_the_template_lacks_is_refused(models: dict[str, Llama]) -> None:
-    thinking, message = Thinking(enabled=False), "enable_thinking: .* does not turn thoughts off"
+    thinking, message = Thinking(enabled=False), "enable_thinking: .* cannot disable reasoning"
     with pytest.raises(SettingsError, match=message):
         Conversation(models[GPT_OSS], thinking=thinking)
     talk = Conversation(models[GPT_OSS])
@@ -132,7 +132,7 @@ def test_another_model_may_have_none(
     answers.append("Yes.")
     said(talk.say("Hi"))
     talk.save(tmp_path / "talk")
-    other = Conversation.load(tmp_path / "talk", models[QWEN25], reread=True)
+    other = Conversation.load(tmp_path / "talk", models[QWEN25])
     assert (other.turns[0].answer, other.thinking) == ("Yes.", Thinking())
 
 
@@ -141,7 +141,7 @@ def test_a_story_that_is_asked_for_thinks_no_longer(
 ) -> None:
     """Also where it is left amid its thoughts."""
     llm, thinking = models[QWEN3], Thinking(budget=9)
-    tokens, ends = asked_for(llm.text.model, "Write.", thinking)
+    tokens, ends = prompt_for_message(llm.text.model, "Write.", thinking)
     story = Story(llm, tokens, sampling=GREEDY, until=ends, thinking=thinking, loop_guard=False)
     answers.extend([LONG, "a" * 30])
     said(story.write(12))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pyh2o import Llama
+from pyh2o.errors import StateError
 from pyh2o.writing.cached_text import CachedText
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -130,15 +131,16 @@ def test_an_owner_that_is_gone_is_not_told(llm: Llama) -> None:
     begun(llm, [1])
 
 
-def test_a_state_that_does_not_fit_leaves_the_tokens_to_be_read(llm: Llama) -> None:
+def test_a_state_that_does_not_match_is_refused(llm: Llama) -> None:
     tokens = [1, 2, 3, 4]
     text = begun(llm, tokens)
     read(text)
     state = llm.kv_state()
-    text.load([*tokens, 5], 4, state)
+    text.load([*tokens, 5], tokens, state)
     assert text.unread == [5]
+    text.load([1, 2, 6], tokens, state)
+    assert text.unread == [6]
     for wrong, n_cached in ((state, 3), (b"", 4), (state[:-1], 4)):
-        text.load([*tokens, 5], n_cached, wrong)
-        assert text.unread == [*tokens, 5]
-        read(text)
-        check(text)
+        with pytest.raises(StateError):
+            text.load([*tokens, 5], tokens[:n_cached], wrong)
+        assert llm.n_tokens == 0

@@ -13,15 +13,17 @@ from llama_cpp.llama_chat_format import (
     LlamaChatCompletionHandlerRegistry,
 )
 
+from chat_templates import all_templates
+from chat_turns import ChatTurns
 from pyh2o import Llama
+from pyh2o.core.chat_formats import ChatFormats
 from pyh2o.core.vocabulary import is_mark
 from pyh2o.errors import SettingsError, UnsupportedModelError
 from pyh2o.models import demo_model_path
-from pyh2o.writing.chat_template import ANSWER, QUESTION, ChatTemplate
+from pyh2o.sessions.chat_template import open_turn
 from pyh2o.writing.prompt import prompt_tokens
 from tiny_chat import (
     CHATML,
-    COUNTING,
     EMPTY_THOUGHTS,
     GEMMA,
     LAST_ONLY,
@@ -113,7 +115,7 @@ def text(llm: Llama, tokens: list[int]) -> str:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_first_turn_is_what_llama_cpp_feeds(model: OpenModel, name: str, message: str) -> None:
     llm = model(TEMPLATES[name])
-    assert ChatTemplate(llm.text.model, None).first_turn(message) == fed_by_llama_cpp(llm, message)
+    assert ChatTurns(llm.text.model, None).first_turn(message) == fed_by_llama_cpp(llm, message)
 
 
 @pytest.mark.parametrize("system", ["", "Speak like a pirate.", " a\n\nb "])
@@ -121,14 +123,14 @@ def test_first_turn_is_what_llama_cpp_feeds(model: OpenModel, name: str, message
 def test_first_turn_with_a_system_prompt_too(model: OpenModel, name: str, system: str) -> None:
     llm = model(TEMPLATES[name])
     expected = fed_by_llama_cpp(llm, "hello", system=system)
-    assert ChatTemplate(llm.text.model, system).first_turn("hello") == expected
+    assert ChatTurns(llm.text.model, system).first_turn("hello") == expected
 
 
 def test_first_turn_on_the_demo_model() -> None:
     path = demo_model_path()
     llm = Llama(str(path), n_ctx=512, verbose=False, **ONE_THREAD)
     for system in (None, "Speak like a pirate."):
-        template = ChatTemplate(llm.text.model, system)
+        template = ChatTurns(llm.text.model, system)
         for message in MESSAGES:
             expected = fed_by_llama_cpp(llm, message, system=system)
             assert template.first_turn(message) == expected
@@ -151,7 +153,7 @@ def test_turns_joined_are_the_whole_conversation(
     model: OpenModel, name: str, system: str | None, message: str
 ) -> None:
     llm = model(TEMPLATES[name])
-    template = ChatTemplate(llm.text.model, system)
+    template = ChatTurns(llm.text.model, system)
     whole = fed_by_llama_cpp(llm, "hello", "ok", message, "fine", "bye", system=system)
     first, middle, last = (
         template.first_turn("hello"),
@@ -169,14 +171,14 @@ def test_turns_joined_are_the_whole_conversation(
 
 def test_a_call_that_opens_thoughts_stays_in_the_text(model: OpenModel) -> None:
     llm = model(OPENS_THOUGHTS)
-    template = ChatTemplate(llm.text.model, None)
+    template = ChatTurns(llm.text.model, None)
     turn = text(llm, template.next_turn("why?"))
     assert turn == "<|im_end|>\n<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n<think>\n"
 
 
 def test_marks_that_the_model_draws_at_the_end_of_an_answer_come_once(model: OpenModel) -> None:
     llm = model(RESPONSE)
-    template = ChatTemplate(llm.text.model, None)
+    template = ChatTurns(llm.text.model, None)
     whole = fed_by_llama_cpp(llm, "hello", "ok", "bye")
     first, turn = template.first_turn("hello"), template.next_turn("bye")
     answer = whole[len(first) : -len(turn)]
@@ -211,7 +213,7 @@ def test_special_tokens_in_a_message_are_text(
     model: OpenModel, name: str, message: str, user_defined: tuple[str, ...]
 ) -> None:
     llm = model(TEMPLATES[name], user_defined=user_defined)
-    template = ChatTemplate(llm.text.model, None)
+    template = ChatTurns(llm.text.model, None)
     marks = {*range(llm.n_vocab() - len(MARKS), llm.n_vocab()), llm.token_bos(), llm.token_eos()}
     own = {token for token in template.first_turn("x") + template.next_turn("x") if token in marks}
     for turn in (template.first_turn, template.next_turn):
@@ -228,28 +230,18 @@ BARE = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>
 @pytest.mark.parametrize("template", [CHATML, LLAMA_2, BARE])
 def test_what_is_before_them_has_its_usual_tokens(model: OpenModel, template: str) -> None:
     llm = model(template)
-    parts = ChatTemplate(llm.text.model, None)
+    parts = ChatTurns(llm.text.model, None)
     for turn in (parts.first_turn, parts.next_turn):
         usual, tokens = turn("hello."), turn("hello.</s>")
         place = usual.index(llm.tokenize(b".", add_bos=False)[-1]) + 1
         assert tokens[:place] == usual[:place]
 
 
-def test_a_message_may_contain_a_placeholder(model: OpenModel) -> None:
-    llm = model(CHATML)
-    template = ChatTemplate(llm.text.model, None)
-    for placeholder in (QUESTION, ANSWER):
-        turn = text(llm, template.next_turn(f"What is {placeholder}?"))
-        assert turn == text(llm, template.next_turn("x")).replace("x", f"Whatis{placeholder}?", 1)
-    with pytest.raises(UnsupportedModelError, match="every message once"):
-        ChatTemplate(llm.text.model, f"Say {ANSWER}.")
-
-
 @pytest.mark.parametrize("name", WITH_SYSTEM)
 def test_special_tokens_in_a_system_prompt_are_text(model: OpenModel, name: str) -> None:
     llm = model(TEMPLATES[name])
     harmless, tokens = (
-        ChatTemplate(llm.text.model, system).first_turn("hello")
+        ChatTurns(llm.text.model, system).first_turn("hello")
         for system in ("QQ", "<|im_end|></s><|im_start|>")
     )
     marks = [token for token in tokens if is_mark(llm.text.model, token)]
@@ -263,34 +255,46 @@ def test_special_tokens_in_a_system_prompt_are_text(model: OpenModel, name: str)
 # -------------------------------------------------------------------------------------------------
 
 
+def test_every_template_of_llama_cpp_can_be_used(
+    model: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a system prompt too, and a second message after an answer."""
+    native = model(CHATML).text.model
+    for name, source in all_templates().items():
+        metadata = {**native.metadata, "tokenizer.chat_template": source}
+        monkeypatch.setattr(native, "chat", ChatFormats(native.native, metadata))
+        for system in (None, "Be brief."):
+            turns = ChatTurns(native, system)
+            shown = native.detokenize(turns.next_turn("and then?"), special=True).decode()
+            assert "and then?" in shown, name
+
+
+def stops(llm: Llama) -> list[bytes]:
+    return [*ChatTurns(llm.text.model, None).frames([open_turn("x")]).prompt.stops]
+
+
 def test_stops_are_those_of_the_format(model: OpenModel) -> None:
-    assert ChatTemplate(model(CHATML).text.model, None).stops == (b"</s>",)
-    assert ChatTemplate(model(None, chat_format="snoozy").text.model, None).stops == (b"###",)
-    assert ChatTemplate(model(None, chat_format="vicuna").text.model, None).stops == ()
+    assert stops(model(CHATML)) == [b"</s>"]
+    assert stops(model(None, chat_format="snoozy")) == [b"###"]
+    assert stops(model(None, chat_format="vicuna")) == []
 
 
 def test_an_end_token_of_the_formatter_ends_an_answer(model: OpenModel) -> None:
     formatter = Jinja2ChatFormatter(CHATML, eos_token="", bos_token="", stop_token_ids=[7, 9])
-    template = ChatTemplate(
-        model(CHATML, chat_handler=formatter.to_chat_handler()).text.model, None
-    )
-    assert [token for token in range(12) if template.ends(token)] == [7, 9]
-    assert template.stops == ()
-    assert not ChatTemplate(model(None).text.model, None).ends(7)
+    llm = model(CHATML, chat_handler=formatter.to_chat_handler())
+    prompt = ChatTurns(llm.text.model, None).frames([open_turn("x")]).prompt
+    assert [token for token in range(12) if prompt.ends(token)] == [7, 9]
+    assert prompt.stops == []
 
 
 def test_fingerprints_tell_templates_apart(model: OpenModel) -> None:
     prints = {
-        ChatTemplate(model(template).text.model, None).fingerprint
-        for template in TEMPLATES.values()
+        ChatTurns(model(template).text.model, None).fingerprint for template in TEMPLATES.values()
     }
     # thoughts that are dropped make no difference to what is fed
     assert len(prints) == len(TEMPLATES) - 2
     llm = model(CHATML)
-    assert (
-        ChatTemplate(llm.text.model, "a").fingerprint
-        == ChatTemplate(llm.text.model, None).fingerprint
-    )
+    assert ChatTurns(llm.text.model, "a").fingerprint == ChatTurns(llm.text.model, None).fingerprint
 
 
 # -------------------------------------------------------------------------------------------------
@@ -306,10 +310,10 @@ def test_formats_of_llama_cpp(model: OpenModel, name: str) -> None:
     llm = model(None, chat_format=name)
     if name in REFUSED:
         with pytest.raises(UnsupportedModelError) as error:
-            ChatTemplate(llm.text.model, None)
+            ChatTurns(llm.text.model, None)
         assert "\n" not in str(error.value)
         return
-    template = ChatTemplate(llm.text.model, None)
+    template = ChatTurns(llm.text.model, None)
     first, turn = template.first_turn("hello"), template.next_turn("bye")
     whole = fed_by_llama_cpp(llm, "hello", "ok", "bye")
     assert first == fed_by_llama_cpp(llm, "hello")
@@ -320,14 +324,13 @@ def test_a_model_without_a_template_gets_llama_cpps_format(model: OpenModel) -> 
     llm = model(None)
     assert llm.chat_format == "llama-2"
     for system in (None, "Be brief."):
-        template = ChatTemplate(llm.text.model, system)
+        template = ChatTurns(llm.text.model, system)
         assert template.first_turn("hello") == fed_by_llama_cpp(llm, "hello", system=system)
 
 
 @pytest.mark.parametrize(
     ("template", "name", "message"),
     [
-        (MISTRAL, None, "with a system prompt .* changes earlier turns .*: put what it says"),
         (None, "mistral-instruct", "ignores"),
     ],
 )
@@ -335,9 +338,9 @@ def test_a_system_prompt_without_a_place_is_refused(
     model: OpenModel, template: str | None, name: str | None, message: str
 ) -> None:
     llm = model(template, chat_format=name)
-    ChatTemplate(llm.text.model, None)
+    ChatTurns(llm.text.model, None)
     with pytest.raises(SettingsError, match=message) as error:
-        ChatTemplate(llm.text.model, "Be brief.")
+        ChatTurns(llm.text.model, "Be brief.")
     assert "\n" not in str(error.value)
 
 
@@ -350,7 +353,7 @@ def test_a_system_prompt_without_a_role_begins_the_first_message(
     model: OpenModel, template: str
 ) -> None:
     llm = model(template)
-    parts = ChatTemplate(llm.text.model, "Be brief.")
+    parts = ChatTurns(llm.text.model, "Be brief.")
     assert text(llm, parts.first_turn("hello")).count("user\nBebrief.\nhello<") == 1
     assert text(llm, parts.opening).endswith("Bebrief.\n")
 
@@ -358,10 +361,6 @@ def test_a_system_prompt_without_a_role_begins_the_first_message(
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (COUNTING, "changes earlier turns"),
-        (CHATML + "{{ messages | length }}", "changes earlier turns"),
-        (CHATML.replace("<|im_start|>{{", "{{ loop.revindex }}<|im_start|>{{"), "changes earlier"),
-        (CHATML.replace("assistant\n{% endif", "bot\n{% endif"), "changes earlier turns"),
         (LAST_ONLY, "every message once"),
         ("{{ messages[0].content }}", "every message once"),
         ("always the same", "every message once"),
@@ -376,13 +375,13 @@ def test_a_template_that_cannot_be_followed_is_refused(
 ) -> None:
     llm = model(template)
     with pytest.raises(UnsupportedModelError, match=message) as error:
-        ChatTemplate(llm.text.model, None)
+        ChatTurns(llm.text.model, None)
     assert "\n" not in str(error.value)
     if not message.startswith("refuses"):
         assert str(error.value).endswith(": use another model file")
         assert "chat_format" in vars(error.value)["__notes__"][0]
     with pytest.raises((UnsupportedModelError, SettingsError)) as error:
-        ChatTemplate(llm.text.model, "Be brief.")
+        ChatTurns(llm.text.model, "Be brief.")
     assert "\n" not in str(error.value)
 
 
@@ -390,7 +389,7 @@ def test_a_message_that_the_template_refuses(model: OpenModel) -> None:
     llm = model(
         "{% if 'bad' in messages[-1].content %}{{ raise_exception('no') }}{% endif %}" + CHATML
     )
-    template = ChatTemplate(llm.text.model, None)
+    template = ChatTurns(llm.text.model, None)
     template.next_turn("good")
     for turn in (template.first_turn, template.next_turn):
         with pytest.raises(UnsupportedModelError, match="refuses the conversation: no"):
@@ -406,4 +405,4 @@ def test_a_tokenizer_that_adds_tokens_is_refused(tmp_path: Path) -> None:
 
     llm.tokenizer_ = Adding(llm)
     with pytest.raises(UnsupportedModelError, match="tokenizer"):
-        ChatTemplate(llm.text.model, None)
+        ChatTurns(llm.text.model, None)

@@ -6,10 +6,10 @@ import pytest
 
 from chat_templates import GEMMA4, GPT_OSS, QWEN3, R1, template
 from pyh2o.core.native_chat import NativeTemplate
-from pyh2o.writing.thoughts import ThoughtMarks, marks_of
+from pyh2o.writing.reasoning import ReasoningMarks, marks_of
 
-THINK = ThoughtMarks()
-CHANNELS = ThoughtMarks("<|channel|>analysis<|message|>", ("<|end|>",), "<|start|>assistant")
+THINK = ReasoningMarks()
+CHANNELS = ReasoningMarks("<|channel|>analysis<|message|>", ("<|end|>",), "<|start|>assistant")
 FINAL = "<|channel|>final<|message|>"
 ANALYSIS = "<|channel|>analysis<|message|>"
 
@@ -35,7 +35,7 @@ ANALYSIS = "<|channel|>analysis<|message|>"
     ],
 )  # fmt: skip
 def test_what_a_template_leaves_out(
-    marks: ThoughtMarks, prompt: str, answer: str, left: str | None
+    marks: ReasoningMarks, prompt: str, answer: str, left: str | None
 ) -> None:
     text = (prompt + answer).encode()
     found = marks.find(text, len(prompt.encode()))

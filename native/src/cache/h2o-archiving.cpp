@@ -139,7 +139,7 @@ void llama_h2o_share_archives(llama_h2o_parts & parts) {
             auto & st = parts.streams[s];
             st.archive->share(new_memory);
             st.index->add_device(std::make_unique<llama_h2o_device_index>(
-                    texts, s, max_groups(parts, layers), [&parts] { parts.ctx.synchronize(); }));
+                    texts, s, max_groups(parts, layers), parts.graphs.backend_of(buft)));
         }
     }
 }

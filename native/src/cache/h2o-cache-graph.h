@@ -7,6 +7,7 @@
 #include "ggml-cpp.h"
 #include "ggml.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -74,6 +75,11 @@ public:
     // Returns the results. Calls from several threads run one after another. Throws std::exception if memory is short or
     // the graph fails.
     std::vector<std::vector<float>> run(const llama_h2o_cache_graph & graph) const;
+
+    // the backend of buffers of this type
+    ggml_backend_t backend_of(ggml_backend_buffer_type_t buft) const {
+        return backends[std::find(bufts.begin(), bufts.end(), buft) - bufts.begin()];
+    }
 
     // in bytes
     size_t size_on_devices() const;

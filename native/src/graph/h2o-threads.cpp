@@ -52,7 +52,7 @@ static bool is_ours(const llama_h2o & h2o) {
             [](const llama_h2o_layer & l) { return l.attention.fused && l.attention.kernel; });
 }
 
-llama_h2o_thread_watch::llama_h2o_thread_watch(const llama_context & ctx, int & n_threads) {
+llama_h2o_thread_watch::llama_h2o_thread_watch(const llama_context & ctx, int & n_threads) : ctx(ctx) {
     llama_h2o * h2o = llama_h2o::of(&ctx);
     if (!h2o || n_threads == 1 || ctx.get_model().n_devices() > 0 || !is_ours(*h2o)) {
         return;
@@ -71,5 +71,12 @@ llama_h2o_thread_watch::~llama_h2o_thread_watch() {
         const double now = seconds(CLOCK_MONOTONIC);
 
         threads->add(n_threads, now - passed, seconds(CLOCK_PROCESS_CPUTIME_ID) - used, now);
+    }
+    if (const llama_h2o * h2o = llama_h2o::of(&ctx)) {
+        for (const auto & st : h2o->parts.streams) {
+            if (st.index) {
+                st.index->fetch();
+            }
+        }
     }
 }

@@ -31,8 +31,9 @@ private:
     double used   = 0.0;
 };
 
-// Exists while a graph is computed; may lower its number of threads. Does nothing without our attention, whose results do not
-// depend on the number of threads, or if devices compute and the processor waits.
+// Exists while a graph is computed or queued. May lower its number of threads, but not without our attention, whose results do
+// not depend on the number of threads, or if devices compute and the processor waits. Then queues copies of what the graph sums up
+// on devices.
 class llama_h2o_thread_watch {
 public:
     llama_h2o_thread_watch(const llama_context & ctx, int & n_threads);
@@ -42,6 +43,7 @@ public:
     llama_h2o_thread_watch & operator=(const llama_h2o_thread_watch &) = delete;
 
 private:
+    const llama_context & ctx;
     llama_h2o_threads * threads = nullptr; // null: not adapted
 
     int n_threads = 0;

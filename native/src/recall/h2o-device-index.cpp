@@ -55,8 +55,8 @@ const llama_h2o_device_text * llama_h2o_device_texts::text(uint32_t s, uint32_t 
 //
 
 llama_h2o_device_index::llama_h2o_device_index(
-        const llama_h2o_device_texts & texts, uint32_t s, uint32_t max_groups, std::function<void()> synchronize) :
-    texts(texts), s(s), max_groups(max_groups), synchronize(std::move(synchronize)), layers(texts.layers.size()) {}
+        const llama_h2o_device_texts & texts, uint32_t s, uint32_t max_groups, ggml_backend_t backend) :
+    texts(texts), s(s), max_groups(max_groups), backend(backend), layers(texts.layers.size()) {}
 
 static std::vector<uint32_t> searching_heads(const llama_h2o_index & index, uint32_t ikv) {
     std::vector<uint32_t> res;
@@ -86,8 +86,9 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
 
     buffer.reset();
     near_buffer.reset();
-    n_near = 0;
-    ctx    = new_context(3 * layers.size() + 5);
+    n_near     = 0;
+    n_prepared = 0;
+    ctx        = new_context(3 * layers.size() + 5);
     factors.clear();
     written_texts.clear();
     written_heads.clear();
@@ -121,11 +122,15 @@ bool llama_h2o_device_index::allocate(const llama_h2o_index & index) {
     counts = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, llama_h2o_device_text::N_COUNTS, int64_t(n_scoring));
 
     buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), texts.buft));
-    if (buffer) {
-        ggml_backend_buffer_clear(buffer.get(), 0);
+    fetched.reset(ggml_backend_buft_alloc_buffer(
+            ggml_backend_dev_host_buffer_type(ggml_backend_buft_get_device(texts.buft)), ggml_nbytes(sums)));
+    if (!buffer || !fetched) {
+        return false;
     }
+    ggml_backend_buffer_clear(buffer.get(), 0);
+    collected.assign(ggml_nelements(sums), 0);
 
-    return bool(buffer);
+    return true;
 }
 
 // Allocates memory for the rows of as many of the newest pages as possible. It is not initialised.
@@ -159,7 +164,7 @@ void llama_h2o_device_index::write_near(
     const auto & text  = index.text(texts.layers[i]);
 
     const uint32_t end = index.first_page() + text.n_pages;
-    for (uint32_t page = std::max(index.first_page() + first, near_begin); page < end && n_near > 0; ++page) {
+    for (uint32_t page = std::max(index.first_page() + first, end - n_copied(text.n_pages)); page < end; ++page) {
         const size_t slot = page % n_near;
         for (size_t k = 0; k < layer.searching.size(); ++k) {
             const char * rows = archive.shared(page) + text.keys[layer.searching[k]];
@@ -222,10 +227,6 @@ void llama_h2o_device_index::update(
     }
     ggml_backend_tensor_set(pages, shared.data(), 0, n_pages * sizeof(const char *));
 
-    // if the text has become shorter, later pages have overwritten older ones in the ring
-    near_begin =
-            std::max(first_changed == 0 ? 0 : near_begin, index.first_page() + n_pages - std::min(n_pages, n_near));
-
     std::vector<uint64_t> hidden;
     for (size_t i = 0; i < layers.size(); ++i) {
         const auto & text = index.text(texts.layers[i]);
@@ -265,13 +266,12 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
         to.first_slot  = index.first_page() % max_pages;
         to.max_pages   = max_pages;
         to.pages       = static_cast<const char * const *>(pages->data);
-        to.first_near  = text.n_pages;
+        to.first_near  = text.n_pages - n_copied(text.n_pages);
         if (n_near > 0) {
-            to.first_near = std::max(near_begin, index.first_page()) - index.first_page();
-            to.near_slot  = index.first_page() % n_near;
-            to.n_near     = n_near;
-            to.nb_near    = layers[i].near->nb[2];
-            to.near       = static_cast<const char *>(layers[i].near->data);
+            to.near_slot = index.first_page() % n_near;
+            to.n_near    = n_near;
+            to.nb_near   = layers[i].near->nb[2];
+            to.near      = static_cast<const char *>(layers[i].near->data);
         }
         to.codes      = static_cast<const char *>(layers[i].codes->data);
         to.hidden     = static_cast<const uint64_t *>(layers[i].hidden->data);
@@ -296,41 +296,44 @@ void llama_h2o_device_index::prepare(const llama_h2o_index & index) {
     const auto write = [&](ggml_tensor * tensor, size_t offset, auto & written, auto && data) {
         const size_t size = data.size() * sizeof(data[0]);
         if (written.size() != data.size() || std::memcmp(written.data(), data.data(), size) != 0) {
-            synchronize();
-            ggml_backend_tensor_set(tensor, data.data(), offset, size);
             written = data;
+            ggml_backend_tensor_set_async(backend, tensor, written.data(), offset, size);
         }
     };
     write(texts.tensor, s * texts.tensor->nb[1], written_texts, now);
     if (can_find) {
         write(heads, 0, written_heads, now_heads);
+    }
+    n_prepared = can_find ? n_sums() - size_t(max_pages - index.n_pages()) * PASSAGES : 0;
+}
+
+void llama_h2o_device_index::fetch() {
+    if (n_prepared > 0) {
+        ggml_backend_tensor_get_async(
+                backend, sums, ggml_backend_buffer_get_base(fetched.get()), 0, n_prepared * sizeof(uint64_t));
         has_searched = has_rows = true;
     }
+    n_prepared = 0;
 }
 
 void llama_h2o_device_index::collect(const llama_h2o_index & index, bool rows) {
     if (!has_searched && !(rows && has_rows)) {
         return;
     }
-    synchronize();
+    ggml_backend_synchronize(backend);
 
-    const size_t n_rows    = rows ? size_t(index.n_pages()) * PAGE : 0;
-    const size_t n_passage = size_t(index.n_pages()) * PASSAGES;
-    const size_t n         = n_sums() - size_t(max_pages) * PASSAGES + n_passage;
+    auto * sum = static_cast<uint64_t *>(ggml_backend_buffer_get_base(fetched.get()));
 
-    std::vector<uint64_t> data(n + n_rows);
-    ggml_backend_tensor_get(sums, data.data(), 0, n * sizeof(uint64_t));
-    ggml_backend_tensor_memset(sums, 0, 0, n * sizeof(uint64_t));
-    if (rows) {
-        ggml_backend_tensor_get(sums, data.data() + n, n_sums() * sizeof(uint64_t), n_rows * sizeof(uint64_t));
-        ggml_backend_tensor_memset(sums, 0, n_sums() * sizeof(uint64_t), n_rows * sizeof(uint64_t));
-    }
+    const size_t n_rows = rows ? size_t(index.n_pages()) * PAGE : 0;
+    ggml_backend_tensor_get(sums, sum + n_sums(), n_sums() * sizeof(uint64_t), n_rows * sizeof(uint64_t));
     has_searched = false;
     has_rows     = has_rows && !rows;
 
-    const uint64_t * sum = data.data();
-    const auto next      = [&] {
-        return double(*sum++) / 4294967296.0;
+    size_t i        = 0;
+    const auto next = [&] {
+        const uint64_t before = std::exchange(collected[i], sum[i]);
+
+        return double(sum[i++] - before) / 4294967296.0;
     };
     const auto & any  = index.text(0);
     any.shares[0]    += next();
@@ -339,10 +342,11 @@ void llama_h2o_device_index::collect(const llama_h2o_index & index, bool rows) {
             index.text(ikv).gains[head] += next();
         }
     }
-    for (size_t i = 0; i < n_passage; ++i) {
-        any.interest[0][i] += next();
+    for (size_t k = 0; k < size_t(index.n_pages()) * PASSAGES; ++k) {
+        any.interest[0][k] += next();
     }
-    for (size_t i = 0; i < n_rows; ++i) {
-        any.weights[0][i] += next();
+    i = n_sums();
+    for (size_t k = 0; k < n_rows; ++k) {
+        any.weights[0][k] += next();
     }
 }

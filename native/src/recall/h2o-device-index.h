@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <vector>
 
@@ -34,10 +33,10 @@ struct llama_h2o_device_texts {
 
 class llama_h2o_device_index {
 public:
-    //   max_groups    maximum groups of queries of a KV head that search together
-    //   synchronize   waits until the device is idle
+    //   max_groups   maximum groups of queries of a KV head that search together
+    //   backend      of the graphs on the device
     llama_h2o_device_index(
-            const llama_h2o_device_texts & texts, uint32_t s, uint32_t max_groups, std::function<void()> synchronize);
+            const llama_h2o_device_texts & texts, uint32_t s, uint32_t max_groups, ggml_backend_t backend);
 
     // Copies changes to the device; call it after hide() of all layers. If memory is short, or pages are not shared, the device
     // does not search.
@@ -49,7 +48,10 @@ public:
     // Call it before a batch searches.
     void prepare(const llama_h2o_index & index);
 
-    // Adds the attention sums of the device to those of the index, and resets them.
+    // Queues a copy of the attention sums to the host, after the graph of a batch.
+    void fetch();
+
+    // Adds the attention sums of the device since the last call to those of the index.
     //   rows   also the many sums by row
     void collect(const llama_h2o_index & index, bool rows);
 
@@ -57,7 +59,7 @@ private:
     const llama_h2o_device_texts & texts;
     const uint32_t s;
     const uint32_t max_groups;
-    const std::function<void()> synchronize;
+    const ggml_backend_t backend;
 
     struct layer_tensors {
         std::vector<uint32_t> searching; // heads
@@ -78,13 +80,17 @@ private:
     ggml_tensor * counts = nullptr;          // I32 [N_COUNTS, the same]
     uint32_t max_pages   = 0;
 
+    // [elements of sums] in pinned host memory; and what has been added to the index
+    ggml_backend_buffer_ptr fetched;
+    std::vector<uint64_t> collected;
+
     // rows of as many of the newest pages as fit in device memory
     ggml_context_ptr near_ctx;
     ggml_backend_buffer_ptr near_buffer;
-    uint32_t n_near     = 0;
-    uint32_t near_begin = 0; // first page of the text whose rows are up to date there
+    uint32_t n_near = 0;
 
     bool is_full      = false; // device memory is short
+    size_t n_prepared = 0;     // sums that the next batch changes
     bool has_searched = false; // since collect()
     bool has_rows     = false; // since collect() with rows
 
@@ -92,6 +98,8 @@ private:
     std::vector<llama_h2o_device_text> written_texts;
     std::vector<llama_h2o_device_text::head> written_heads;
 
+    // number of pages with rows there, of a text of n_pages
+    uint32_t n_copied(uint32_t n_pages) const { return n_pages < n_near ? n_pages : n_near; }
     bool fits(const llama_h2o_index & index) const;
     bool allocate(const llama_h2o_index & index);
     void allocate_near(const llama_h2o_archive & archive);

@@ -81,6 +81,13 @@ public:
     // Lets a device search for its layers.
     void add_device(std::unique_ptr<llama_h2o_device_index> device) { devices.push_back(std::move(device)); }
 
+    // Queues a copy of the attention sums of devices to the host, after the graph of a batch.
+    void fetch() {
+        for (auto & device : devices) {
+            device->fetch();
+        }
+    }
+
     // Copies changes to the devices; call it after hide() of all layers.
     void update_devices(const llama_h2o_archive & archive);
 

@@ -22,7 +22,7 @@
 
 #include <sys/mman.h>
 
-// Counters of host copies from and to device memory.
+// Counters of host copies from and to device memory. The numbers do not include asynchronous copies.
 extern "C" {
 std::atomic<uint64_t> bytes_read, n_reads, bytes_written, n_writes;
 // Replayed graphs, and those of them that were not compared with the recorded one.
@@ -278,7 +278,20 @@ void get_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, 
         return GGML_STATUS_SUCCESS;
     });
     bytes_read += size;
-    n_reads    += 1;
+    if (!is_queued) {
+        synchronize(backend);
+    }
+}
+
+// The host may change the data afterwards, as CUDA copies memory that is not pinned.
+void set_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    const auto * from = static_cast<const char *>(data);
+    enqueue(stream_of(backend),
+            [to = static_cast<char *>(tensor->data) + offset, kept = std::vector(from, from + size)] {
+                std::memcpy(to, kept.data(), kept.size());
+                return GGML_STATUS_SUCCESS;
+            });
+    bytes_written += size;
     if (!is_queued) {
         synchronize(backend);
     }
@@ -464,6 +477,7 @@ ggml_backend_t make_backend(ggml_backend_dev_t dev, const char *) {
     functions.free             = free_backend;
     functions.graph_compute    = compute;
     functions.synchronize      = synchronize;
+    functions.set_tensor_async = set_async;
     functions.get_tensor_async = get_async;
 
     ggml_backend_t on_cpu = ggml_backend_dev_init(cpu(), nullptr);

@@ -14,7 +14,7 @@ import pytest
 from conversations import EVICTING, Trap
 from pyh2o import Llama
 from pyh2o.core.text import Text
-from pyh2o.sessions import conversation as conversation_module
+from pyh2o.writing import answer as answer_module
 from pyh2o.writing.sampling import Sampling
 from pyh2o.writing.writer import Writer
 from tiny_chat import CHATML, write_chat_gguf
@@ -47,7 +47,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
                 logits[ends] = -np.inf
                 return logits
 
-            super().__init__(llm, sampling, logits_processor=ban_ends, **before)
+            super().__init__(llm, sampling, **{**before, "logits_processor": ban_ends})
 
         def write(self, tokens: Sequence[int]) -> Generator[int]:
             lists.append([])
@@ -55,7 +55,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
                 lists[-1].append(token)
                 yield token
 
-    monkeypatch.setattr(conversation_module, "Writer", Endless)
+    monkeypatch.setattr(answer_module, "Writer", Endless)
     return lists
 
 
@@ -71,7 +71,7 @@ def with_ends(drawn: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
                     drawn[-1].append(token)
                 yield token
 
-    monkeypatch.setattr(conversation_module, "Writer", Recording)
+    monkeypatch.setattr(answer_module, "Writer", Recording)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from conversations import (
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError, SettingsError
 from pyh2o.models import demo_model_path
-from pyh2o.sessions import conversation as conversation_module
+from pyh2o.writing import answer as answer_module
 from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML
 from tiny_llama import ONE_THREAD, tiny_llama
@@ -49,7 +49,7 @@ def test_a_message_without_an_answer_gets_another_seed(
     """Otherwise the model would have nothing to say to it for ever."""
     seeds: list[int] = []
     end = next(token for token in range(llm.n_vocab()) if is_end(llm, token))
-    talking = conversation_module.Writer
+    talking = answer_module.Writer
 
     class Silent(talking):  # type: ignore[misc, valid-type]
         def __init__(self, llm: Llama, sampling: Sampling, **before: Any) -> None:
@@ -63,7 +63,7 @@ def test_a_message_without_an_answer_gets_another_seed(
 
     conversation = Conversation(llm)
     said(conversation.say("First.", max_tokens=SHORT))
-    monkeypatch.setattr(conversation_module, "Writer", Silent)
+    monkeypatch.setattr(answer_module, "Writer", Silent)
     for _ in range(2):
         assert said(conversation.say("Well?")) == ""
         assert said(conversation.regenerate()) == ""
@@ -74,7 +74,7 @@ def test_a_message_without_an_answer_gets_another_seed(
     if saved:
         conversation.save(tmp_path / "x.h2o")
         conversation = Conversation.load(tmp_path / "x.h2o", llm)
-    monkeypatch.setattr(conversation_module, "Writer", talking)
+    monkeypatch.setattr(answer_module, "Writer", talking)
     assert said(conversation.say("Well?", max_tokens=SHORT))
     assert conversation.turns[-1].attempt == 6
     assert said(conversation.say("And?", max_tokens=SHORT))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from chat_turns import ChatTurns
 from conversations import (
     EVICTING,
     ROOMY,
@@ -19,7 +20,6 @@ from conversations import (
 )
 from pyh2o import Conversation, Llama
 from pyh2o.models import demo_model_path
-from pyh2o.writing.chat_template import ChatTemplate
 from tiny_llama import ONE_THREAD, tiny_llama
 
 
@@ -30,7 +30,7 @@ def test_nothing_is_read_again_while_rows_are_there(
     conversation = Conversation(llm)
     for message in ("one", "two", "three"):
         said(conversation.say(message, max_tokens=SHORT))
-    parts = ChatTemplate(llm.text.model, None)
+    parts = ChatTurns(llm.text.model, None)
     start = conversation.turns[2].start
     text = text_of(conversation)[:start]
 
@@ -66,7 +66,7 @@ def test_a_first_message_may_be_one_token_with_what_is_before() -> None:
     conversation = Conversation(llm)
     opening = conversation._template.opening
     for message in ("\n\nhello", "hello", "\n", "\n\n\n", ""):
-        whole = ChatTemplate(llm.text.model, None).first_turn(message)
+        whole = ChatTurns(llm.text.model, None).first_turn(message)
         assert (whole[: len(opening)] == opening) == (not message.startswith("\n"))
         for change in (conversation.say, conversation.edit, conversation.edit):
             said(change(message, max_tokens=1))
@@ -76,7 +76,7 @@ def test_a_first_message_may_be_one_token_with_what_is_before() -> None:
     said(conversation.say("\n", max_tokens=1))
     conversation.set_system(SYSTEM)
     check_positions(conversation)
-    assert text_of(conversation)[:-1] == ChatTemplate(llm.text.model, SYSTEM).first_turn("\n")
+    assert text_of(conversation)[:-1] == ChatTurns(llm.text.model, SYSTEM).first_turn("\n")
 
 
 def test_half_of_the_recent_rows_are_enough_to_go_back(

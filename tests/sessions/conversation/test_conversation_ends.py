@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from chat_turns import ChatTurns
 from conversations import EVICTING, SHORT, check_positions, said, text_of
 from cycling import CYCLE, let_answers_cycle
 from pyh2o import Conversation, Llama
 from pyh2o.errors import ContextLimitError
-from pyh2o.writing.chat_template import ChatTemplate
 from pyh2o.writing.repetition import ENDLESS_MATCHES
 from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
@@ -24,7 +24,7 @@ MOST = 1000
     ("variant", "settings", "finish", "cure"),
     [
         ("llama", {"n_ctx": 256, "evict": False}, "length", "turn eviction on"),
-        ("learned_positions", {"hh": 60, "recent": 60}, "trained_context", "begin a new one"),
+        ("learned_positions", {"hh": 60, "recent": 60}, "trained_context", "start a new one"),
     ],
 )
 def test_the_end_of_all_positions(
@@ -44,7 +44,7 @@ def test_the_end_of_all_positions(
     assert len(conversation.turns) == 1
     said(conversation.say("go on"))
     assert conversation.turns[-1].finish == finish
-    assert conversation.turns[-1].end == 256 + 1
+    assert conversation.turns[-1].end == 256 + (finish == "trained_context")
     with pytest.raises(ContextLimitError, match=cure):
         said(conversation.say("and now?"))
     said(conversation.edit("less", max_tokens=SHORT))
@@ -54,7 +54,7 @@ def test_the_end_of_all_positions(
 
 def test_the_last_position_can_be_used(path: Path) -> None:
     llm = tiny_llama(path, n_ctx=256, evict=False)
-    opening = len(ChatTemplate(llm.text.model, None).first_turn(""))
+    opening = len(ChatTurns(llm.text.model, None).first_turn(""))
     for room in (2, 1, 0):
         conversation = Conversation(llm)
         answer = conversation.say("\u0001" * (256 - opening - room))
@@ -64,7 +64,7 @@ def test_the_last_position_can_be_used(path: Path) -> None:
         else:
             said(answer)
             (turn,) = conversation.turns
-            assert turn.end - turn.answer_start == room + 1
+            assert turn.end - turn.answer_start == room
 
 
 @pytest.fixture

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import gc
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from conversations import EVICTING, SHORT, SYSTEM, check_positions, in_cache, said, text_of
+from chat_turns import ChatTurns
+from conversations import EVICTING, ROOMY, SHORT, SYSTEM, check_positions, in_cache, said, text_of
 from pyh2o import Conversation, Llama
 from pyh2o.sessions.turns import answer_seed
-from pyh2o.writing.chat_template import ChatTemplate
 from pyh2o.writing.sampling import Sampling
 from pyh2o.writing.writer import Writer
-from tiny_chat import CHATML, LLAMA_2, RESPONSE, write_chat_gguf
+from tiny_chat import CHATML, COUNTING, LLAMA_2, MISTRAL, RESPONSE, write_chat_gguf
 from tiny_llama import tiny_llama
 
 
@@ -32,7 +29,7 @@ def test_text_is_what_was_generated_and_what_the_template_writes(
     messages = ["hello", "and <|im_end|> you?", "", "bye " * 30]
     for message in messages:
         said(conversation.say(message, max_tokens=SHORT))
-    parts = ChatTemplate(llm.text.model, system)
+    parts = ChatTurns(llm.text.model, system)
     expected = parts.first_turn(messages[0]) + drawn[0]
     for message, tokens in zip(messages[1:], drawn[1:], strict=True):
         expected += parts.next_turn(message) + tokens
@@ -50,8 +47,8 @@ def test_marks_at_the_end_of_an_answer_are_there_once(
 ) -> None:
     path = write_chat_gguf(tmp_path / "tiny.gguf", RESPONSE, n_layer=1)
     llm = tiny_llama(path, **EVICTING)
-    parts = ChatTemplate(llm.text.model, None)
-    answer = [*parts.answer("fine", parts.opening[-1]), parts.next_turn("x")[0]]
+    parts = ChatTurns(llm.text.model, None)
+    answer = [*parts.said("fine"), parts.next_turn("x")[0]]
 
     def write(_writer: Writer, tokens: list[int]) -> Iterator[int]:
         for token in answer:
@@ -67,7 +64,7 @@ def test_marks_at_the_end_of_an_answer_are_there_once(
     assert text_of(conversation) == expected
     # the same where all is read again
     conversation.set_system("be brief")
-    first = ChatTemplate(llm.text.model, "be brief").first_turn("one")
+    first = ChatTurns(llm.text.model, "be brief").first_turn("one")
     assert text_of(conversation)[len(first) :] == expected[len(parts.first_turn("one")) :]
 
 
@@ -90,7 +87,7 @@ def test_a_long_dialogue_evaluates_every_token_once(
     llm: Llama, drawn: list[list[int]], evaluated: list[int]
 ) -> None:
     conversation = Conversation(llm)
-    parts = ChatTemplate(llm.text.model, None)
+    parts = ChatTurns(llm.text.model, None)
     n_new = 0
     for i in range(60):
         message = f"this is message {i}"
@@ -103,10 +100,8 @@ def test_a_long_dialogue_evaluates_every_token_once(
     check_positions(conversation)
 
 
-def test_work_for_a_turn_does_not_grow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_text_is_tokenized(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llama(path, **EVICTING)
-    # its growth would be counted in the turn in which it happens
-    llm.text._grow(20_000)
     tokenized: list[int] = []
     tokenize = llm.text.model.tokenize
 
@@ -115,33 +110,51 @@ def test_work_for_a_turn_does_not_grow(path: Path, monkeypatch: pytest.MonkeyPat
         return tokenize(text, *settings, **others)
 
     monkeypatch.setattr(llm.text.model, "tokenize", counting)
-    # a snapshot contains tokens
-    monkeypatch.setattr(llm.text.model.snapshots, "mib", 0)
     conversation = Conversation(llm)
-
     work: list[int] = []
-
-    def turn() -> None:
+    for _ in range(30):
         tokenized.clear()
         said(conversation.say("what was said before does not matter", max_tokens=SHORT))
         work.append(sum(tokenized))
-
-    def peak_of_a_turn() -> int:
-        gc.collect()
-        tracemalloc.start()
-        turn()
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return peak
-
-    gc.freeze()  # the objects of all other tests, which each collection would look through
-    for _ in range(10):
-        turn()
-    early = [peak_of_a_turn() for _ in range(11)]
-    for _ in range(110):
-        turn()
-    late = [peak_of_a_turn() for _ in range(11)]
-    gc.unfreeze()
     assert len(set(work[1:])) == 1
-    # A list of the text's 8,000 tokens would take 60 kB.
-    assert np.median(late) < np.median(early) + 10_000
+
+
+@pytest.mark.parametrize(
+    ("template", "system"),
+    [
+        (COUNTING, None),
+        (CHATML.replace("<|im_start|>{{", "{{ loop.revindex }}<|im_start|>{{"), "Be brief."),
+        (CHATML.replace("assistant\n{% endif", "bot\n{% endif"), None),
+        (MISTRAL, "Be brief."),
+    ],
+)
+def test_a_template_that_changes_earlier_turns_is_followed(
+    tmp_path: Path, template: str, system: str | None
+) -> None:
+    """The text is read again from the change on; answers keep their tokens."""
+    llm = tiny_llama(write_chat_gguf(tmp_path / "tiny.gguf", template, n_layer=1), **ROOMY)
+    conversation = Conversation(llm, system=system)
+    for message in ("one", "two", "three", "four"):
+        said(conversation.say(message, max_tokens=SHORT))
+        check_positions(conversation, opening=False)
+        *before, last = conversation.turns
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        for turn in before:
+            messages.append({"role": "user", "content": turn.user})
+            messages.append({"role": "assistant", "content": f"answer-{turn.start}"})
+        messages.append({"role": "user", "content": last.user})
+        whole = llm.text.model.chat.template(has_tools=False).apply(messages).prompt
+        text = text_of(conversation)
+        shown = ""
+        for turn in conversation.turns:
+            start = turn.start if shown else 0
+            shown += llm.detokenize(text[start : turn.answer_start], special=True).decode()
+            shown += f"answer-{turn.start}"
+        shown = shown.removesuffix(f"answer-{last.start}")
+        assert shown.replace(" ", "") == whole.replace(" ", "")
+        assert in_cache(llm) == text[: llm.n_tokens]
+    undone = conversation.turns[-1]
+    conversation.undo()
+    said(conversation.say("other", max_tokens=SHORT))
+    said(conversation.edit(undone.user, max_tokens=SHORT))
+    assert conversation.turns[-1].start == undone.start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from llama_cpp.llama_chat_format import (
     chat_formatter_to_chat_completion_handler,
 )
 
+from chat_turns import ChatTurns
 from conversations import (
     EVICTING,
     FULL,
@@ -29,7 +31,7 @@ from conversations import (
 )
 from pyh2o import Conversation, Llama
 from pyh2o.errors import SessionError
-from pyh2o.writing.chat_template import ChatTemplate
+from pyh2o.sessions.story import Story
 from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
@@ -81,23 +83,70 @@ def file(path: Path, tmp_path: Path) -> Path:
     return tmp_path / "chat"
 
 
-def check_refused(file: Path, llm: Llama, message: str) -> None:
-    """A file is refused in one line, and leaves the conversation in the model as it is."""
-    conversation = Conversation(llm)
-    said(conversation.say("hello", max_tokens=SHORT))
-    with pytest.raises(SessionError, match=message) as error:
-        Conversation.load(file, llm)
-    assert "\n" not in str(error.value)
-    said(conversation.say("bye", max_tokens=SHORT))
-
-
-def test_a_file_that_does_not_fit_is_refused(path: Path, tmp_path: Path, file: Path) -> None:
-    check_refused(tmp_path / "none", tiny_llama(path, **EVICTING), "there is no session file")
-    check_refused(file, tiny_llama(path, **{**EVICTING, "hh": 61}), "--hh 60")
+def test_a_file_that_does_not_fit_is_read_again(path: Path, tmp_path: Path, file: Path) -> None:
     other = write_chat_gguf(tmp_path / "tiny.gguf", CHATML, n_layer=2, seed=9)
-    check_refused(file, tiny_llama(other, **EVICTING), "was made with the model")
-    llm = tiny_llama(path, **EVICTING, chat_format="zephyr")
-    check_refused(file, llm, "another chat template")
+    for llm, reason in (
+        (tiny_llama(path, **{**EVICTING, "hh": 61}), "with --hh 60, and the model is loaded with"),
+        (tiny_llama(other, **EVICTING), r"another model \(tiny.gguf\)"),
+        (tiny_llama(path, **EVICTING, chat_format="zephyr"), "another chat template"),
+    ):
+        talk = Conversation.load(file, llm)
+        assert re.search(reason, talk.reread_reason)
+        assert [turn.user for turn in talk.turns] == ["one", "two"]
+        assert talk.unread == text_of(talk)
+        said(talk.say("three", max_tokens=SHORT))
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "changed"])
+def test_a_damaged_kv_file_is_read_again(path: Path, file: Path, damage: str) -> None:
+    kv = file.with_name("chat.kv")
+    data = kv.read_bytes()
+    kv.unlink()
+    if damage != "missing":
+        at = len(data) // 2
+        changed = {"empty": b"", "cut": data[:-1], "changed": data[:at] + b"!!!" + data[at + 3 :]}
+        kv.write_bytes(changed[damage])
+    talk = Conversation.load(file, tiny_llama(path, **EVICTING))
+    assert talk.reread_reason.startswith("its KV cache")
+    tokens = text_of(talk)
+    assert talk.unread == tokens
+    said(talk.say("three", max_tokens=SHORT))
+    assert in_cache(talk.llm)[: len(tokens)] == tokens
+    talk.save(file)
+    again = Conversation.load(file, tiny_llama(path, **EVICTING))
+    assert (len(again.unread), again.reread_reason) == (1, "")
+
+
+def test_an_older_kv_file_keeps_what_the_text_still_has(path: Path, file: Path) -> None:
+    llm = tiny_llama(path, **EVICTING)
+    talk = Conversation.load(file, llm)
+    kv = file.with_name("chat.kv").read_bytes()
+    said(talk.say("three", max_tokens=SHORT))
+    for turns in (talk.turns, talk.turns[:1]):
+        while len(talk.turns) > len(turns):
+            talk.undo()
+        talk.save(file)
+        file.with_name("chat.kv").write_bytes(kv)
+        loaded = Conversation.load(file, tiny_llama(path, **EVICTING))
+        assert (loaded.turns, loaded.reread_reason) == (turns, "")
+        assert loaded.llm.n_tokens > loaded.turns[0].answer_start
+        said(loaded.say("four", max_tokens=SHORT))
+
+
+def test_files_of_another_kind_are_refused(path: Path, tmp_path: Path, file: Path) -> None:
+    llm = tiny_llama(path, **EVICTING)
+    talk = Conversation(llm)
+    said(talk.say("hello", max_tokens=SHORT))
+    before = file.read_bytes()
+    for name, message in (("none", "there is no session file"), ("tiny.gguf", "is not a session")):
+        with pytest.raises(SessionError, match=message):
+            Conversation.load(path.parent / name, llm)
+    with pytest.raises(SessionError, match="chat is a conversation"):
+        Story.load(file, llm)
+    with pytest.raises(SessionError, match="holds a conversation, not a story"):
+        Story(tiny_llama(path, **EVICTING), "Once").save(file)
+    assert file.read_bytes() == before
+    said(talk.say("bye", max_tokens=SHORT))
 
 
 def test_a_template_may_write_the_date(path: Path, tmp_path: Path) -> None:
@@ -124,7 +173,7 @@ def test_a_template_may_write_the_date(path: Path, tmp_path: Path) -> None:
     for _ in range(2):
         talk.undo()
     said(talk.edit("new", max_tokens=SHORT))
-    first = ChatTemplate(talk.llm.model, SYSTEM).first_turn("new")
+    first = ChatTurns(talk.llm.model, SYSTEM).first_turn("new")
     assert text_of(talk)[: len(first)] == first
 
 
@@ -140,7 +189,7 @@ def test_a_model_file_may_be_replaced_while_it_is_open(tmp_path: Path) -> None:
     conversation = Conversation(llm)
     said(conversation.say("Hello", max_tokens=SHORT))
     conversation.save(tmp_path / "talk.h2o")
-    with pytest.raises(SessionError, match="was made with"):
-        Conversation.load(tmp_path / "talk.h2o", tiny_llama(name, **EVICTING))
+    other = Conversation.load(tmp_path / "talk.h2o", tiny_llama(name, **EVICTING))
+    assert "another model" in other.reread_reason
     other = Conversation.load(tmp_path / "talk.h2o", tiny_llama(kept, **EVICTING))
-    assert other.turns == conversation.turns
+    assert (other.turns, other.reread_reason) == (conversation.turns, "")

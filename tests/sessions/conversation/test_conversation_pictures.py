@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from conversations import said
+from conversations import said, without_kv
 from pyh2o import Conversation, Llama
 from pyh2o.core.projector import is_of_picture, keys_in
 from pyh2o.errors import SessionError
-from pyh2o.sessions.session_file import read_picture, read_session
+from pyh2o.sessions import text_session
+from pyh2o.sessions.database import Database
+from pyh2o.sessions.text_session import read_file
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 from tiny_pictures import mark_of, tiny_seer, write_models
@@ -65,6 +67,10 @@ def test_pictures_beside_marks_of_the_template(
             assert sum(map(is_of_picture, tokens)) == N_PATCHES * message.count("{}")
 
 
+def pictures_in(file: Path) -> dict[str, bytes]:
+    return read_file(file)[0].pictures
+
+
 @pytest.mark.parametrize("reread", [False, True])
 def test_a_picture_is_saved_with_its_conversation(
     reread: bool, seer: Llama, models: tuple[Path, Path], tmp_path: Path
@@ -72,16 +78,16 @@ def test_a_picture_is_saved_with_its_conversation(
     """Also where all is read again, by a program that has never seen the picture."""
     file = tmp_path / "talk.session"
     conversation = talk(seer)
-    conversation.save(file, portable=True)
-    assert list(read_session(file).pictures.values()) == [png(1)]
+    conversation.save(file)
+    assert list(pictures_in(file).values()) == [png(1)]
     expected = said(conversation.say("more", max_tokens=SHORT))
     with tiny_seer(models, **SETTINGS) as other:
-        loaded = Conversation.load(file, other, reread=reread)
+        loaded = Conversation.load(without_kv(file) if reread else file, other)
         assert loaded.tokens == conversation.tokens[: len(loaded.tokens)]
         found = said(loaded.say("more", max_tokens=SHORT))
         assert reread or found == expected
-        loaded.save(tmp_path / "again.session", portable=True)
-    assert read_session(tmp_path / "again.session").pictures == read_session(file).pictures
+        loaded.save(tmp_path / "again.session")
+    assert pictures_in(tmp_path / "again.session") == pictures_in(file)
 
 
 def test_a_turn_that_is_taken_back_takes_its_picture(seer: Llama, tmp_path: Path) -> None:
@@ -89,8 +95,8 @@ def test_a_turn_that_is_taken_back_takes_its_picture(seer: Llama, tmp_path: Path
     conversation.undo()
     conversation.undo()
     said(conversation.say("hello", max_tokens=SHORT))
-    conversation.save(tmp_path / "talk.session", portable=True)
-    assert read_session(tmp_path / "talk.session").pictures == {}
+    conversation.save(tmp_path / "talk.session")
+    assert pictures_in(tmp_path / "talk.session") == {}
 
 
 def test_what_was_evicted_is_read_again_with_the_picture(
@@ -101,7 +107,7 @@ def test_what_was_evicted_is_read_again_with_the_picture(
     conversation = talk(seer)
     for _ in range(3):
         said(conversation.say("go on, and say more of it " * 4, max_tokens=SHORT))
-    conversation.save(file, portable=True)
+    conversation.save(file)
     with tiny_seer(models, **SETTINGS) as other:
         loaded = Conversation.load(file, other)
         for _ in range(4):
@@ -114,25 +120,23 @@ def test_a_model_without_a_projector_leaves_it_alone(
     seer: Llama, models: tuple[Path, Path], tmp_path: Path
 ) -> None:
     file = tmp_path / "talk.session"
-    talk(seer).save(file, portable=True)
-    with tiny_llama(models[0], **SETTINGS) as blind:
-        for reread in (False, True):
-            with pytest.raises(SessionError, match=r"has pictures.*--mmproj FILE"):
-                Conversation.load(file, blind, reread=reread)
+    talk(seer).save(file)
+    match = r"has pictures.*--mmproj FILE"
+    with tiny_llama(models[0], **SETTINGS) as blind, pytest.raises(SessionError, match=match):
+        Conversation.load(file, blind)
 
 
 def test_a_picture_of_an_answer_that_was_cut_off_is_there(
     seer: Llama, models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyh2o.sessions.unfinished.SECONDS", 0.0)
-    file = tmp_path / "talk.session"
+    monkeypatch.setattr(text_session, "SECONDS", 0.0)
+    database = Database(tmp_path / "chats.db")
     conversation = Conversation(seer)
-    conversation.save(file, portable=True)
-    conversation.noted_beside = file
+    text = conversation.keep_in(database, "talk")
     answer = conversation.say(f"{mark_of(seer, png(4))}\nwhat is that?", max_tokens=SHORT)
     next(answer)
     with tiny_seer(models, **SETTINGS) as other:
-        loaded = Conversation.load(file, other)
+        loaded = Conversation.open(database, text, other)
         assert loaded.turns[0].finish == "interrupted"
-        assert read_picture(file, keys_in(loaded.turns[0].user)[0]) == png(4)
+        assert database.picture(keys_in(loaded.turns[0].user)[0]) == png(4)
         assert said(loaded.go_on(max_tokens=SHORT))

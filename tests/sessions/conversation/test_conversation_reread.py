@@ -8,22 +8,24 @@ from typing import Any
 
 import pytest
 
+from chat_turns import ChatTurns
 from conversations import EVICTING, FULL, SHORT, SYSTEM, check_positions, in_cache, said, text_of
 from pyh2o import Conversation
-from pyh2o.errors import OtherSettingsError, SettingsError
+from pyh2o.errors import SettingsError
+from pyh2o.sessions.database import Database
 from pyh2o.sessions.passages import pin_sentences, pinned_passages
-from pyh2o.sessions.session_file import read_session, write_session
 from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 
+MADE_WITH = {**EVICTING, "hh": 90}
 OTHER = {"n_ctx": 600, "hh": 200, "recent": 80, "slack": 40}
 
 
 @pytest.fixture
 def file(path: Path, tmp_path: Path) -> Path:
     conversation = Conversation(
-        tiny_llama(path, **{**EVICTING, "hh": 90}), system=SYSTEM, sampling=Sampling(seed=7)
+        tiny_llama(path, **MADE_WITH), system=SYSTEM, sampling=Sampling(seed=7)
     )
     said(conversation.say("The code is 4711. Well?", max_tokens=30))
     said(conversation.say("two", max_tokens=100))
@@ -38,18 +40,13 @@ def test_other_settings_read_the_same_tokens(
 ) -> None:
     llm = tiny_llama(path, **settings)
     before = file.read_bytes()
-    with pytest.raises(OtherSettingsError):
-        Conversation.load(file, llm)
-    conversation = Conversation.load(file, llm, reread=True)
-    whole = read_session(file, "conversation")
-    assert text_of(conversation) == whole.tokens
-    assert [turn.end for turn in conversation.turns] == [
-        turn["end"] for turn in whole.header["turns"]
-    ]
+    conversation = Conversation.load(file, llm)
+    tokens = text_of(Conversation.load(file, tiny_llama(path, **MADE_WITH)))
+    assert text_of(conversation) == tokens
     assert (conversation.system, conversation.sampling.seed) == (SYSTEM, 7)
-    assert conversation.unread == whole.tokens
+    assert conversation.unread == tokens
     said(conversation.say("three", max_tokens=SHORT))
-    assert in_cache(llm)[: len(whole.tokens)] == whole.tokens
+    assert in_cache(llm)[: len(tokens)] == tokens
     if llm.evicting:
         (pin,) = pinned_passages(conversation)
         assert (pin.text, pin.held) == ("The code is 4711.", 1.0)
@@ -60,20 +57,20 @@ def test_other_settings_read_the_same_tokens(
 
 
 def test_another_model_reads_the_same_texts(path: Path, file: Path, tmp_path: Path) -> None:
-    saved = read_session(file, "conversation")
-    turns = [dict(turn) for turn in saved.header["turns"]]
-    turns[0]["answer"], turns[1]["answer"] = "It is 4711, <|im_end|> as you said.", ""
-    write_session(file, replace(saved, header=saved.header | {"turns": turns}))
+    answer = "It is 4711, <|im_end|> as you said."
+    with Database(file, single=True) as database:
+        (info,) = database.texts()
+        one, two = database.read(info.id).messages
+        database.write(info.id, [replace(one, answer=answer), replace(two, answer="")])
     other = write_chat_gguf(tmp_path / "other.gguf", CHATML, n_layer=2, seed=9)
     llm = tiny_llama(other, **OTHER, chat_format="zephyr")
-    conversation = Conversation.load(file, llm, reread=True)
+    conversation = Conversation.load(file, llm)
     first, second = conversation.turns
-    assert (first.user, first.answer) == ("The code is 4711. Well?", turns[0]["answer"])
+    assert (first.user, first.answer) == ("The code is 4711. Well?", answer)
     tokens = text_of(conversation)
-    answer = llm.detokenize(tokens[first.answer_start : first.end])
-    assert answer.decode() == turns[0]["answer"]
+    assert llm.detokenize(tokens[first.answer_start : first.end]).decode() == answer
     assert (second.answer, second.end - second.answer_start) == ("", 3)  # a sign that says so
-    expected = Conversation(llm, system=SYSTEM)._template
+    expected = ChatTurns(llm.text.model, SYSTEM)
     assert tokens[: first.answer_start] == expected.first_turn(first.user)
     assert tokens[first.end : second.answer_start] == expected.next_turn("two")
     assert conversation.pins == ()
@@ -81,14 +78,20 @@ def test_another_model_reads_the_same_texts(path: Path, file: Path, tmp_path: Pa
     assert Path(llm.model_path).name == "other.gguf"
 
 
+def test_pins_that_do_not_fit_are_dropped(path: Path, file: Path) -> None:
+    conversation = Conversation.load(file, tiny_llama(path, n_ctx=600, hh=44, recent=80, slack=40))
+    assert conversation.pins == ()
+    said(conversation.say("on", max_tokens=SHORT))
+
+
 def test_refused_before_the_cache_is_dropped(path: Path, file: Path) -> None:
-    """Whoever has the model goes on."""
+    """The owner of the model continues."""
     llm = tiny_llama(path, n_ctx=600, hh=10, recent=80, slack=40)
     mine = Conversation(llm)
     said(mine.say("mine", max_tokens=SHORT))
     tokens = in_cache(llm)
     with pytest.raises(SettingsError, match="raise hh"):
-        Conversation.load(file, llm, reread=True)
+        Conversation.load(file, llm)
     assert in_cache(llm) == tokens
     said(mine.say("on", max_tokens=SHORT))
     assert len(mine.turns) == 2

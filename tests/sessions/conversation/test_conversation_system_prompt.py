@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from chat_turns import ChatTurns
 from conversations import (
     EVICTING,
     SHORT,
@@ -18,7 +19,6 @@ from conversations import (
 )
 from pyh2o import Conversation, Llama
 from pyh2o.errors import SettingsError
-from pyh2o.writing.chat_template import ChatTemplate
 from tiny_llama import tiny_llama
 
 
@@ -78,7 +78,7 @@ def test_another_system_prompt_is_read_with_all_turns(
     conversation.set_system(SYSTEM)
     assert conversation.system == SYSTEM
     check_positions(conversation)
-    parts = ChatTemplate(llm.text.model, SYSTEM)
+    parts = ChatTurns(llm.text.model, SYSTEM)
     expected = parts.first_turn("one") + drawn[0] + parts.next_turn("two") + drawn[1]
     assert text_of(conversation) == expected
     evaluated.clear()
@@ -90,7 +90,7 @@ def test_another_system_prompt_is_read_with_all_turns(
     conversation.clear()
     conversation.set_system(None)
     said(conversation.say("four", max_tokens=1))
-    assert in_cache(llm) == ChatTemplate(llm.text.model, None).first_turn("four")
+    assert in_cache(llm) == ChatTurns(llm.text.model, None).first_turn("four")
 
 
 def test_the_system_prompt_can_be_left_unpinned(path: Path) -> None:

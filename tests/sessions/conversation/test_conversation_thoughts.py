@@ -10,9 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from conversations import EVICTING, check_positions, n_evaluated, next_logits, said, text_of
+from conversations import (
+    EVICTING,
+    check_positions,
+    n_evaluated,
+    next_logits,
+    said,
+    text_of,
+    without_kv,
+)
 from pyh2o import Conversation, Llama
-from pyh2o.sessions import conversation as conversation_module
+from pyh2o.writing import answer as answer_module
 from pyh2o.writing.sampling import Sampling
 from pyh2o.writing.writer import Writer
 from tiny_llama import assert_same_cache, tiny_llama
@@ -48,7 +56,7 @@ def thinks(monkeypatch: pytest.MonkeyPatch) -> None:
 
             super().__init__(llm, sampling, written=written, logits_processor=think)
 
-    monkeypatch.setattr(conversation_module, "Writer", Thinking)
+    monkeypatch.setattr(answer_module, "Writer", Thinking)
 
 
 @pytest.fixture(params=WAYS)
@@ -95,7 +103,7 @@ def test_with_keep_thoughts_they_stay(path: Path) -> None:
 def test_a_saved_one_goes_on_bit_for_bit(path: Path, tmp_path: Path, way: dict[str, Any]) -> None:
     with tiny_llama(path, **way) as llm, tiny_llama(path, **way) as other:
         chat = talk(llm, 4)
-        chat.save(tmp_path / "chat.h2o", portable=True)
+        chat.save(tmp_path / "chat.h2o")
         loaded = Conversation.load(tmp_path / "chat.h2o", other)
         for each in (chat, loaded):
             ask(each, "so?")
@@ -113,7 +121,7 @@ def test_without_its_state_they_are_forgotten_as_they_are_read(
     with tiny_llama(path, **way) as llm, tiny_llama(path, **{**way, "hh": 30}) as other:
         chat = talk(llm, 4)
         chat.save(tmp_path / "chat.h2o")
-        loaded = Conversation.load(tmp_path / "chat.h2o", other, reread=True)
+        loaded = Conversation.load(without_kv(tmp_path / "chat.h2o"), other)
         ask(loaded, "so?")
         assert other.text.dropped_spans == thoughts(loaded)
         chat._text.recover(0)

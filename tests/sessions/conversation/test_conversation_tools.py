@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chat_turns import ChatTurns
 from conversations import EXACT, check_positions, n_evaluated, next_logits, said, text_of
 from forced_text import add_call, force
 from pyh2o import Conversation
 from pyh2o.core.text import Text
-from pyh2o.errors import OtherSettingsError, PyH2OError, SettingsError
-from pyh2o.sessions import conversation as conversation_module
+from pyh2o.errors import PyH2OError, SettingsError
 from pyh2o.sessions.turns import Step
+from pyh2o.writing import answer as answer_module
 from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_STOP, FINISH_TOOL_CALLS
 from pyh2o.writing.sampling import Sampling
 from pyh2o.writing.tools import Call, Tool
@@ -71,8 +72,8 @@ def test_call_its_result_and_the_answer_are_one_turn(path: Path, texts: deque[An
     n_tokens = turn.part_starts[-1] - turn.answer_start
     (step,) = turn.steps
     assert replace(step, text=step.text.rstrip()) == Step("Let me see.", (done,), n_tokens)
-    template = conversation._template
-    assert conversation.tokens[n_before : turn.part_starts[-1]] == template.results([done])
+    template = ChatTurns(conversation.llm.model, None, [ADD])
+    assert conversation.tokens[n_before : turn.part_starts[-1]] == template.after_calls([done])
     assert said(conversation.say("thanks")) == "Bye."
     check_positions(conversation)
     # all of it in one cache, and nothing was read twice
@@ -160,9 +161,9 @@ def test_call_that_is_begun_keeps_to_its_grammar(
                     logits[wanted] = rest
                 return logits
 
-            super().__init__(llm, sampling, logits_processor=force, **more)
+            super().__init__(llm, sampling, **{**more, "logits_processor": force})
 
-    monkeypatch.setattr(conversation_module, "Writer", Begun)
+    monkeypatch.setattr(answer_module, "Writer", Begun)
     said(conversation.say("1 + 2?", max_tokens=400))
     call, *_ = conversation.calls
     assert call.name == "add"
@@ -313,9 +314,7 @@ def test_another_model_reads_calls_and_results_in_its_own_marks(
     other = tiny_llama(
         write_chat_gguf(tmp_path / "other.gguf", IPYTHON, n_layer=2, seed=5), **ROOMY
     )
-    with pytest.raises(OtherSettingsError):
-        Conversation.load(tmp_path / "chat", other)
-    again = Conversation.load(tmp_path / "chat", other, reread=True)
+    again = Conversation.load(tmp_path / "chat", other)
     (call,) = again.turns[-1].steps[0].calls
     whole = other.detokenize(again.tokens, special=True).decode().replace(" ", "")
     assert '"add","parameters":{"a":1,"b":2}}<|eot_id|>' in whole
@@ -325,8 +324,8 @@ def test_another_model_reads_calls_and_results_in_its_own_marks(
     texts.append("Bye.")
     assert said(again.say("bye")) == "Bye."
     toolless = tiny_llama(write_chat_gguf(tmp_path / "none.gguf", CHATML, n_layer=2), **ROOMY)
-    with pytest.raises(SettingsError, match="knows of no tools"):
-        Conversation.load(tmp_path / "chat", toolless, reread=True)
+    with pytest.raises(SettingsError, match="does not support tools"):
+        Conversation.load(tmp_path / "chat", toolless)
 
 
 def test_other_tools_keep_what_was_said(talked: Conversation, texts: deque[Any]) -> None:

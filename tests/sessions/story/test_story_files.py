@@ -8,7 +8,8 @@ import pytest
 
 from conversations import held_by_all
 from pyh2o import Llama
-from pyh2o.errors import SessionError, SettingsError
+from pyh2o.sessions.database import Database
+from pyh2o.sessions.messages import unpacked
 from pyh2o.sessions.story import Story
 from pyh2o.writing.sampling import Sampling
 from stories import PROMPT
@@ -25,7 +26,7 @@ def test_a_story_that_is_read_again_goes_on_under_other_settings(
     tale.pin(3, 7)
     tale.save(tmp_path / "s.h2o")
     smaller = tiny_llama(model, n_ctx=1024, hh=10, recent=20, slack=8)
-    loaded = Story.load(tmp_path / "s.h2o", smaller, reread=True)
+    loaded = Story.load(tmp_path / "s.h2o", smaller)
     assert (loaded.tokens, loaded.text(), loaded.pins) == (tale.tokens, text, ((3, 7),))
     assert loaded.sampling == tale.sampling
     assert loaded.unread == loaded.tokens
@@ -33,24 +34,58 @@ def test_a_story_that_is_read_again_goes_on_under_other_settings(
     assert loaded.text() == text + more
     tale.pin(10, 26)
     tale.save(tmp_path / "s.h2o")
-    with pytest.raises(SettingsError, match="do not fit"):
-        Story.load(tmp_path / "s.h2o", smaller, reread=True)
+    assert Story.load(tmp_path / "s.h2o", smaller).pins == ()
 
 
-def test_another_model_reads_the_text_in_the_notes_of_a_story(llm: Llama, tmp_path: Path) -> None:
-    tale = Story(llm, PROMPT, echo=True)
+@pytest.mark.parametrize("echo", [False, True])
+def test_another_model_reads_the_text_of_a_story(llm: Llama, tmp_path: Path, echo: bool) -> None:
+    tale = Story(llm, PROMPT, echo=echo)
     text = "".join(tale.write(20))
+    tale.notes = {"by": "me"}
+    tale.save(tmp_path / "s.h2o")
     path = write_tiny_gguf(tmp_path / "other.gguf", seed=18, n_ctx_train=1 << 17)
     other = tiny_llama(path, n_ctx=512, hh=10, recent=20, slack=8)
-    tale.save(tmp_path / "s.h2o")
-    with pytest.raises(SessionError, match="has only tokens of the story"):
-        Story.load(tmp_path / "s.h2o", other, reread=True)
-    tale.notes = {"text": text, "by": "me"}
-    tale.save(tmp_path / "s.h2o")
-    loaded = Story.load(tmp_path / "s.h2o", other, reread=True)
+    loaded = Story.load(tmp_path / "s.h2o", other)
     assert (loaded.text(), loaded.notes, loaded.pins) == (text, tale.notes, ())
+    assert loaded.reread_reason == "it was saved with another model (tiny.gguf)"
     more = "".join(loaded.write(10))
     assert loaded.text() == text + more
+    loaded.save(tmp_path / "s.h2o")
+    again = Story.load(tmp_path / "s.h2o", other)
+    assert (again.text(), again.reread_reason) == (text + more, "")
+    assert [passage.text for passage in again.passages] == [
+        passage.text for passage in loaded.passages
+    ]
+
+
+def test_passages_stay_what_they_were(llm: Llama, tmp_path: Path) -> None:
+    tale = Story(llm, PROMPT, sampling=Sampling(seed=3), ignore_eos=True, echo=True)
+    with Database(tmp_path / "chats.db") as database:
+        text = tale.keep_in(database, "tale")
+        written = ["".join(tale.write(30))]
+        tale.store()
+        tale.note = "sad"
+        written += ["".join(tale.write(30)) for _ in range(2)]
+        tale.store()
+
+        def stored() -> list[str]:
+            contents = database.read(text)
+            tokens = b"".join(message.tokens for message in contents.messages)
+            assert unpacked(tokens) == tale.tokens
+            opening = contents.messages[0].user
+            assert opening + "".join(message.answer for message in contents.messages) == tale.text()
+            return [message.answer for message in contents.messages[1:]]
+
+        assert PROMPT + "".join(stored()) == "".join(written)
+        assert len(stored()) == 3
+        whole = tale.text()
+        tale.edit(whole[:-5] + " the end")
+        tale.store()
+        stored()
+        tale.edit("Another beginning")
+        tale.store()
+        stored()
+        assert database.search("once upon")
 
 
 @pytest.mark.usefixtures("no_end")

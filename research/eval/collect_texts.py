@@ -1,12 +1,12 @@
 """Collect texts of nine kinds for `research.eval fidelity --keep-lines` from Debian packages.
 
-Nothing is downloaded here. The packages need not be installed, unpacking them is enough:
+Nothing is downloaded. The packages need not be installed, only unpacked:
 
     apt-get download debian-faq fortunes maxima-doc r-cran-janeaustenr wesnoth-1.16-httt
     for package in *.deb; do dpkg-deb -x "$package" packages; done
-    python scripts/collect_texts.py texts --root packages
+    python -m research.eval.collect_texts texts --root packages
 
-What a line ends in prose is taken out; where lines mean something (code, tables, a chat) they stay.
+Line breaks within paragraphs of prose are removed; code, tables and chats keep theirs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Characters of a text: more than 8,192 tokens of any kind, and little enough to be read at once.
+# Maximum characters of a text: more than 8,192 tokens of any kind.
 MOST = 150_000
 
 INSTALLED = Path("/")
@@ -31,34 +31,29 @@ STANDARD_LIBRARY = ("argparse", "tempfile", "textwrap", "statistics", "zipfile")
 LICENCES = tuple(
     f"usr/share/common-licenses/{name}" for name in ("GPL-3", "MPL-2.0", "GFDL-1.3", "Apache-2.0")
 )
-# A part of the manual of Maxima, with formulas as they are written and shown.
+# A part of the manual of Maxima with formulas.
 MAXIMA = "usr/share/info/maxima.info-2.gz"
 NOVEL = "NORTHANGER ABBEY"
-# Words that two speeches have in common when they are ways of saying the same.
+# Two speeches with as many equal first words are variants of each other.
 BEGINNING = 6
 TABLES = ("usr/share/zoneinfo/zone1970.tab", "usr/share/zoneinfo/iso3166.tab", "etc/services")
 
 
 class MissingError(Exception):
-    """A file is not there."""
+    """A file is missing."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """Where files are looked for: folders, the first of which that has a file counts."""
+    """Folders to search for files, in this order."""
 
     roots: tuple[Path, ...]
 
     def text(self, *patterns: str) -> str:
-        """All files of some patterns, in the order of their names, decompressed.
-
-        Raises:
-            MissingError: a pattern has none.
-        """
+        """Return the decompressed files that match the patterns, by name."""
         return "\n".join(data.decode("utf-8", "replace") for data in self.data(*patterns))
 
     def data(self, *patterns: str) -> Iterator[bytes]:
-        """As `text`, file by file."""
         for pattern in patterns:
             found = next(filter(None, (sorted(root.glob(pattern)) for root in self.roots)), None)
             if found is None:
@@ -74,13 +69,13 @@ class Files:
 
 
 def technical(files: Files) -> str:
-    """The questions and answers, without the list of contents before them."""
+    """Return the questions and answers, without the table of contents."""
     text = files.text("usr/share/doc/debian/FAQ/debian-faq.en.txt.gz")
     return unwrapped(re.split(r"\n(?=Chapter\s1\.)", text, maxsplit=1)[-1])
 
 
 def manual(files: Files) -> str:
-    """The manual page of bash, as it is shown 80 characters wide."""
+    """Return the manual page of bash, 80 characters wide."""
     settings = {**os.environ, "MANWIDTH": "80", "LC_ALL": "C.UTF-8"}
     command = ["man", "-P", "cat", "bash"]
     try:
@@ -96,18 +91,14 @@ def code(files: Files) -> str:
 
 
 def chat(files: Files) -> str:
-    """Pieces of conversations on IRC, each message on a line."""
+    """Return conversations on IRC, with one message per line."""
     pieces = files.text("usr/share/games/fortunes/knghtbrd").split("\n%\n")
     talks = [piece for piece in pieces if len(re.findall(r"^<\S+>", piece, re.MULTILINE)) > 1]
     return "\n\n".join(re.sub(r"\n\s+", " ", talk) for talk in talks)
 
 
 def dialogue(files: Files) -> str:
-    """What the characters of a game's campaign say, as in a play.
-
-    A scene that can go in several ways has much in common in each: what begins as something before
-    it did is left out.
-    """
+    """Return the speeches of a game's campaign, without variants of the same speech."""
     text = files.text("usr/share/games/wesnoth/*/data/campaigns/Heir_To_The_Throne/scenarios/*.cfg")
     said = re.compile(
         r'\[message\]\s+speaker=(?P<who>[\w-]+)[^\[]*?message= *_ *"(?P<what>(?:[^"]|"")*)"'
@@ -121,10 +112,10 @@ def dialogue(files: Files) -> str:
 
 
 def narrative(files: Files) -> str:
-    """A novel from R's data: compressed arrays of lines, one behind the other."""
+    """Return a novel from R's data: consecutive compressed arrays of lines."""
     (data,) = files.data("usr/lib/R/site-library/janeaustenr/data/Rdata.rdb")
     while data:
-        # Its size, 4 bytes, comes first.
+        # the first 4 bytes are the size
         decompressor = zlib.decompressobj()
         lines = r_strings(decompressor.decompress(data[4:]))
         if lines[0] == NOVEL:
@@ -133,7 +124,7 @@ def narrative(files: Files) -> str:
     raise MissingError(NOVEL)
 
 
-# Each with the package that has what it is made of.
+# Kinds of texts, and the packages with their sources.
 KINDS: dict[str, tuple[Callable[[Files], str], str]] = {
     "legal": (lambda files: unwrapped(files.text(*LICENCES)), "base-files"),
     "technical": (technical, "debian-faq"),
@@ -153,12 +144,12 @@ KINDS: dict[str, tuple[Callable[[Files], str], str]] = {
 
 
 def unwrapped(text: str) -> str:
-    """Paragraphs on a line each, with an empty line between them."""
+    """Return a text with one line per paragraph, separated by empty lines."""
     return "\n\n".join(" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip()))
 
 
 def r_strings(data: bytes) -> list[str]:
-    """The strings of a serialised array of R's, each behind its type and its length."""
+    """Return the strings of a serialised array of R: type, length and text of each."""
     strings = []
     for match in re.finditer(rb"\x00\x04\x00\x09(.{4})", data, re.DOTALL):
         size = int.from_bytes(match[1], "big")
@@ -167,12 +158,12 @@ def r_strings(data: bytes) -> list[str]:
 
 
 def shortened(text: str) -> str:
-    """Its first lines, as far as they are no more than `MOST` characters."""
+    """Return the first lines of a text, up to `MOST` characters."""
     return text if len(text) <= MOST else text[: text.rindex("\n", 0, MOST)]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the texts; 1 if something that a text is made of is missing."""
+    """Write the texts, and return 1 if a source is missing."""
     parser = argparse.ArgumentParser(description="Collect texts of nine kinds, a file for each.")
     parser.add_argument("folder", type=Path, help="folder for the texts")
     parser.add_argument(

@@ -1,8 +1,8 @@
-"""Where an answer's thoughts are among its tokens: what a text can do without once it has ended.
+"""Finds the reasoning in the tokens of an answer, which is dropped when the answer has ended.
 
-That is what templates leave out of earlier answers, and clients of the history that they send: from
-the mark that opens thoughts, which a template may write itself to call for an answer, to the white
-space behind the one that closes them.
+Templates remove the same span from earlier answers, and clients from the history that they send: it
+starts with the mark that opens the reasoning, which may be the end of the prompt, and ends with the
+white space after the mark that closes it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 # In a model's metadata.
 TEMPLATE = "tokenizer.chat_template"
-# Tokens at the end of a prompt among which thoughts may be opened.
+# Number of last tokens of a prompt in which reasoning may start.
 CALL_TOKENS = 32
 
 
 @dataclass(frozen=True)
-class ThoughtMarks:
-    """What a model writes around its thoughts.
+class ReasoningMarks:
+    """Marks around the reasoning of a model.
 
     Attributes:
-        opening: before them.
-        closings: behind them, one of these.
-        call: what calls for an answer, if that comes again behind thoughts; else empty.
+        opening: mark before the reasoning.
+        closings: marks, one of which ends the reasoning.
+        call: the generation prompt, if it may be repeated after the reasoning; otherwise "".
     """
 
     opening: str = "<think>"
@@ -44,53 +44,53 @@ class ThoughtMarks:
     call: str = ""
 
     def find(self, text: bytes, answer: int) -> tuple[int, int] | None:
-        """Where the thoughts begin and end; None if there are none, or if they have no end.
+        """Return the start and end of complete reasoning; None if there is none.
 
         Args:
             text: the end of a prompt, and the answer.
-            answer: where that begins.
+            answer: offset of the answer.
         """
         opening = re.escape(self.opening.encode())
         closing = b"|".join(re.escape(each.encode()) for each in self.closings)
-        thoughts = re.compile(
+        reasoning = re.compile(
             rb"\s*%b.*?(?:%b)\s*(?:%b)?" % (opening, closing, re.escape(self.call.encode())),
             re.DOTALL,
         )
-        # the call may have opened them, or closed them, too: no thoughts then
+        # the prompt may open the reasoning, or also close it: then there is none
         call = re.compile(rb"%b\s*(?:(?:%b)\s*)?$" % (opening, closing)).search(text, 0, answer)
         begin = end = call.start() if call else answer
-        while found := thoughts.match(text, end):
+        while found := reasoning.match(text, end):
             end = found.end()
         return (begin, end) if end > begin else None
 
 
 @lru_cache(maxsize=8)
-def marks_of(template: str) -> ThoughtMarks:
-    """The marks of models with this chat template; <think> and </think> where it has none."""
+def marks_of(template: str) -> ReasoningMarks:
+    """Return the marks of a chat template; <think> and </think> if it has none."""
     try:
         prompt = NativeTemplate(template).apply([{"role": "user", "content": "?"}])
     except ChatError:
-        return ThoughtMarks()
+        return ReasoningMarks()
     if not prompt.thinking_start_tag:
-        return ThoughtMarks()
+        return ReasoningMarks()
     closings = tuple(prompt.thinking_end_tags)
-    return ThoughtMarks(prompt.thinking_start_tag, closings, prompt.generation_prompt)
+    return ReasoningMarks(prompt.thinking_start_tag, closings, prompt.generation_prompt)
 
 
-def forgets_thoughts(model: Model) -> bool:
-    """Whether texts of a model do without thoughts that have led to an answer."""
+def drops_reasoning(model: Model) -> bool:
+    """Return whether the reasoning of finished answers is dropped from the cache."""
     return model.evicting and not model.settings.keep_thoughts
 
 
-def thoughts_of(
+def reasoning_span(
     model: Model, tokens: Sequence[int] | npt.NDArray[np.intc], answer: int, end: int
 ) -> tuple[int, int] | None:
-    """The span of an answer's thoughts, (start, end) in a text, end not included; None for none.
+    """Return the span of an answer's reasoning in a text: (start, end), end not included, or None.
 
     Args:
-        model: it.
-        tokens: of the text.
-        answer, end: where the answer begins and ends in them.
+        model: the model.
+        tokens: tokens of the text.
+        answer, end: positions of the start and the end of the answer.
     """
     marks = marks_of(model.metadata.get(TEMPLATE, ""))
     first = max(0, answer - CALL_TOKENS)
@@ -101,5 +101,5 @@ def thoughts_of(
     if found is None:
         return None
     start = first + int(np.searchsorted(ends, found[0]))
-    behind = first + int(np.searchsorted(ends, found[1], side="right")) - 1
-    return (start, behind) if start < behind else None
+    last = first + int(np.searchsorted(ends, found[1], side="right")) - 1
+    return (start, last) if start < last else None
