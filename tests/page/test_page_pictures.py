@@ -91,7 +91,7 @@ def test_a_large_photo_is_scaled_down_sent_and_shown(tab: Any, vision_client: An
     page.locator(f"{IDLE} .turn-actions").wait_for()
     assert page.locator(".chips li").count() == 0
     name = name_of(page)
-    assert name == "what is that"
+    assert name == "what is that?"
     [turn] = vision_client.got(f"/{name}")["turns_list"]
     assert turn["answer_start"] - turn["start"] > 2 * N_PATCHES
     page.reload()
