@@ -90,8 +90,8 @@ def test_a_chat_of_the_terminal_is_opened(
     client = needed("session_client", name="the server's packages").SessionClient(server)
     [session] = client.got("")["data"]
     assert (session["name"], session["usable"], session["turns"]) == ("my talk", True, 1)
-    assert client.say("my%20talk", "And then?", max_tokens=5)["finish"] in ("length", "stop")
-    assert len(client.got("/my%20talk")["turns_list"]) == 2
+    assert client.say("my talk", "And then?", max_tokens=5)["finish"] in ("length", "stop")
+    assert len(client.got("/my talk")["turns_list"]) == 2
     server.stop()
 
 
@@ -104,7 +104,7 @@ def test_the_last_chat_is_opened_and_a_key_is_asked_for(
     monkeypatch.setenv("PYH2O_API_KEY", "secret")
     save_chat(path, "x")
     assert run("chat", "--web", "--continue").code == 0
-    assert address_in(opened).endswith("/#/s/x")
+    assert address_in(opened).endswith("/#/s/1")
     assert keys == ["secret"]
 
 
