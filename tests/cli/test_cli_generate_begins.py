@@ -10,9 +10,9 @@ import pytest
 from chat_templates import QWEN3
 from chat_turns import ChatTurns
 from cli_fakes import run
-from fake_story import CHECKPOINT, STORY, TALE, FakeModel, fake_model, resume
+from fake_story import STORY, TALE, FakeModel, fake_model, resume
+from pyh2o.sessions.chats import open_chats
 from pyh2o.sessions.messages import unpacked
-from pyh2o.sessions.text_session import read_file
 from pyh2o.writing.thinking import Thinking
 from spoken import write_speaker
 from tiny_llama import tiny_llama
@@ -51,7 +51,8 @@ def test_such_a_story_goes_on(fake: FakeModel) -> None:
     assert resume("-n", "60").code == 0
     assert STORY.read_text().startswith("All new, ")
     whole = ChatTurns(fake.llm.text.model, None).first_turn("Write of snow.")
-    messages = read_file(Path(CHECKPOINT))[0].messages
+    with open_chats() as database:
+        messages = database.read(database.texts()[0].id).messages
     tokens = unpacked(b"".join(message.tokens for message in messages))
     assert tokens[: len(whole)] == whole
 
