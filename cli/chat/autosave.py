@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import PyH2OError
-from pyh2o.sessions.chats import locked, open_chats
+from pyh2o.sessions.chats import locked, open_chats, title_of
 from pyh2o.sessions.database import Database
 
 from ..errors import InputError, one_line
@@ -62,8 +62,12 @@ class Autosave:
             return self._title
         return self.database.info(self.text).title
 
-    def prepare(self, conversation: Conversation) -> None:
-        """Add a new conversation to the database, so that its first answer is recorded there."""
+    def prepare(self, conversation: Conversation, message: str) -> None:
+        """Add a new conversation to the database, so that its first answer is recorded there.
+
+        Its title is that of the session, or the first words of the message.
+        """
+        self._title = self._title or title_of(message)
         if self.enabled and conversation.place is None:
             self._is_empty = self.text is None
             self._saving = self._worker.submit(self._save, conversation)

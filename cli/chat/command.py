@@ -84,7 +84,7 @@ def chat(
             help="Resume the conversation of this name, or start it. A saved conversation keeps "
             "its model and cache settings; system prompt and sampling can be changed.",
             autocompletion=complete_session,
-            show_default="a new one, named by the time",
+            show_default="a new one, named by its first words",
         ),
     ] = None,
     fair_turns: Annotated[

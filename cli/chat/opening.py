@@ -40,9 +40,7 @@ def open_conversation(chat: Chat, saved: int | Path) -> None:
 
 def say_last_exchange(chat: Chat) -> None:
     """Show size and last turn of a resumed conversation."""
-    if reason := chat.conversation.reread_reason:
-        terminal.say(reason, style="dim")
-    say_unread(chat.conversation)
+    say_unread(chat.conversation, chat.answers.all, chat.conversation.reread_reason)
     chat.say_trouble()
     turns = chat.conversation.turns
     size = f"{count(len(turns), 'turn')}, {count(turns[-1].end if turns else 0, 'token')}"

@@ -199,13 +199,16 @@ class Database:
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
 
-    def copy(self, text: int, other: Database, title: str | None = None) -> int:
-        """Copy a text with all its branches and its KV cache; return the id of the copy.
+    def copy(
+        self, text: int, other: Database, title: str | None = None, *, cache: bool = True
+    ) -> int:
+        """Copy a text with all its branches; return the id of the copy.
 
         Args:
             text: the text.
             other: the database of the copy, which may be this one.
             title: title of the copy; None for the same. A number is added if it is taken.
+            cache: whether to copy the KV cache.
         """
         info = self.info(text)
         with other.change():
@@ -227,6 +230,8 @@ class Database:
             )
             other._add_pictures(self.pictures(text))
         with contextlib.suppress(OSError):  # it can be rebuilt
+            if not cache:
+                return new
             other.kv_file(new).parent.mkdir(mode=0o700, exist_ok=True)
             shutil.copy(self.kv_file(text), other.kv_file(new))
         return new

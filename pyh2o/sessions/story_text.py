@@ -324,7 +324,7 @@ class StoryText(TextSession):
             story.passages = [
                 Passage(len(story.tokens), [message.answer], message.finish) for message in written
             ]
-            story.reread_reason = f"it was saved with another model ({saved.model.file})"
+            story.reread_reason = saved.model.why_reread()
             return story
         story._prompt, story._opening = prompt.user, whole[: saved.opening]
         story.memory, story.inserted = saved.memory, saved.inserted

@@ -197,7 +197,7 @@ def test_session_that_is_open_elsewhere(model: ScriptedModel) -> None:
         )
         assert run("chat", "--session", "work", stdin="Who?\n") == expected
         assert run("chat", "-c", stdin="Who?\n") == expected
-        assert run("sessions", "rm", "work") == expected
+        assert run("sessions", "remove", "work") == expected
         assert model.options is None
         # Looking at it does no harm.
         assert run("chat", "-c", "--no-save").code == 0
