@@ -73,14 +73,14 @@ class Autosave:
             self._saving = self._worker.submit(self._save, conversation)
             self.settle()
 
-    def save(self, conversation: Conversation) -> None:
+    def save(self, conversation: Conversation, *, leaving: bool = False) -> None:
         """Start to save in the background, unless there is nothing to save.
 
         The conversation must not be used before `settle` is called.
         """
         self.settle()
         if self.enabled and (conversation.turns or self.text is not None):
-            self._saving = self._worker.submit(self._save, conversation)
+            self._saving = self._worker.submit(self._save, conversation, leaving=leaving)
 
     def settle(self) -> bool:
         """Wait until all is saved; print a new failure in one line.
@@ -106,8 +106,9 @@ class Autosave:
         assert self.database is not None
         self._is_empty = self._is_empty and not conversation.turns
         if conversation.place is None:
-            title = self._title or time.strftime("%Y-%m-%d-%H%M%S")
-            self.text = conversation.keep_in(self.database, title)
+            title = self._title or next((title_of(turn.user) for turn in conversation.turns), "")
+            now = time.strftime("%Y-%m-%d-%H%M%S")
+            self.text = conversation.keep_in(self.database, title or now)
             self._lock = self._locked(self.text)
         conversation.store(leaving=leaving)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import time
 from pathlib import Path
@@ -204,13 +203,13 @@ def test_last_exchange_is_shown(model: ScriptedModel) -> None:
     ]
 
 
-def test_chat_without_a_name_is_named_by_the_time(model: ScriptedModel) -> None:
+def test_a_chat_without_a_name_is_resumed_unchanged(model: ScriptedModel) -> None:
     model.say(*["a"] * 2)
     for _ in range(2):
         type_keys(f"Hello{ENTER}/save{ENTER}{CTRL_D}", session=None)
     with open_chats() as database:
         second, _ = database.texts()
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}( \(2\))?", second.title)
+    assert second.title == "Hello (2)"
     output = type_keys(CTRL_D, "-c", session=None)
     n_text = model.n_text(("Hello", "a"))
     assert notes_of(output)[0] == f"continuing a conversation of 1 turn, {n_text} tokens"
@@ -250,7 +249,7 @@ def completions(line: str) -> list[str]:
 def test_tab_completes_commands_their_words_and_files() -> None:
     Path("notes.txt").touch()
     Path("night").mkdir()
-    assert completions("/re") == ["/regen", "/read", "/recalled"]
+    assert completions("/re") == ["/regen", "/reasoning", "/read", "/recalled"]
     assert completions("/kv ") == ["/kv all"]
     assert completions("/set top") == ["/set top_k", "/set top_p"]
     assert completions("/read n") == ["/read night", "/read notes.txt"]

@@ -147,7 +147,6 @@ def test_the_port_is_the_usual_one_if_it_is_free(monkeypatch: pytest.MonkeyPatch
         (["-n5"], "--max-tokens cannot be used with --web: "),
         (["--temp=0"], "--temp cannot be used with --web: "),
         (["-s", "Be brief."], "--system cannot be used with --web: "),
-        (["--reread", "--session=x"], "--reread cannot be used with --web: "),
         (["--session=x"], "unknown session x: omit --session, and start a new one on the page"),
         (["-c"], "no conversation is saved in "),
         (["-m", "none.gguf"], "there is no model file none.gguf"),
@@ -168,15 +167,6 @@ def test_nothing_is_saved_against_the_user_s_settings(
     file.write_text("[chat]\nno-save = true\n")
     monkeypatch.setenv("PYH2O_CONFIG", str(file))
     assert run("chat", "--web").notes.startswith("error: --no-save cannot be used with --web")
-
-
-def test_a_chat_under_other_settings_is_refused(path: Path) -> None:
-    """Before a page opens on which it could not go on."""
-    save_chat(path, "x")
-    output = run("chat", "--web", "--session", "x", "--hh", "50")
-    assert output.code == 1
-    assert output.notes.startswith("error: this session was made with --hh 60")
-    assert "listening" not in output.notes
 
 
 def test_a_model_without_chats_is_refused(tmp_path: Path) -> None:

@@ -52,7 +52,10 @@ def test_sessions_are_listed_renamed_and_removed(model: ScriptedModel, tmp_path:
         Story(model.llm, "Once the fox", echo=True).keep_in(database, f"{'word ' * 12}end")
     listed = run("sessions", "list")
     today = time.strftime("%Y-%m-%d")
-    n_talk, n_tale = model.n_text(("Hello\nyou", "a"), ("Who?", "a")), len("Once the fox") + 1
+    n_talk, n_tale = (
+        model.n_text(("Hello\nyou", "a"), ("Who?", "a")),
+        len(model.llm.tokenize(b"Once the fox")),
+    )
     title = f"{'word ' * 11}wo..."
     assert re.sub(r" \d\d:\d\d ", " ", listed.text) == (
         f"{title}  story  {today}       {n_tale} tokens\n"
