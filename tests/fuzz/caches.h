@@ -26,8 +26,6 @@ public:
     cache & operator=(const cache &) = delete;
 
     bool has_archive() const { return params.recall > 0; }
-    uint32_t n_recent() const { return params.recent; }
-    uint32_t n_pinned() const { return params.pinned; }
 
     llama_h2o_stats stats() const;
 
@@ -39,20 +37,11 @@ public:
     // positions and scores make sense in all layers that are evicted
     void check_rows() const;
 
-    // of each head of these layers, the positions of its rows, ascending
-    std::vector<std::vector<llama_pos>> rows() const;
-
     bytes state() const;
     bool load(const bytes & state);
 
     // Reads tokens behind the text; false where llama.cpp refuses to.
     bool read(const std::vector<llama_token> & tokens);
-
-    // Begins to, and is broken off when it has asked so many times; false if it is done before, or cannot be.
-    bool begin_to_read(const std::vector<llama_token> & tokens, uint32_t n_asked);
-
-    // Reads them in a cache that is larger meanwhile, so that all rows are there until they are all read.
-    bool read_exactly(const std::vector<llama_token> & tokens);
 
     // of the last token that was read
     std::vector<float> logits() const;
@@ -60,21 +49,7 @@ public:
     // at most so many tokens at the end of the text, as far as they can be removed
     void remove_tail(uint32_t n);
 
-    // what is at this position and behind it; false where that is refused
-    bool remove_from(llama_pos pos);
-
-    // how much the tokens since reset_found() looked at evicted rows, of the last positions
-    std::vector<double> found() const;
     void reset_found();
-
-    // 0, or the reason why not
-    int32_t pin(uint32_t n_pinned);
-    int32_t pin_span(llama_h2o_span span);
-    int32_t share_fairly(llama_pos start);
-    int32_t mark();
-
-    // the last marked position up to this one, or 0
-    llama_pos marked(llama_pos pos);
 
     // the end of the text: its newest position, -1 without one
     llama_pos newest() const;

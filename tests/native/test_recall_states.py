@@ -22,10 +22,7 @@ N_PAGE, PADDING = RecallPart.N_PAGE, 4096  # tokens; bytes before a page's keys
 HEAVY, RECENT, SLACK, RECALL = 20, 16, 9, 40
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    return write_tiny_gguf(folder / "tiny.gguf", seed=4, n_layer=N_LAYER, n_ctx_train=N_POS)
+MODEL: dict[str, Any] = {"seed": 4, "n_layer": N_LAYER, "n_ctx_train": N_POS}
 
 
 def recall_llama(path: Path, *, recall: int = RECALL, **settings: Any) -> Llama:
@@ -103,11 +100,6 @@ def test_a_state_is_saved_after_its_archive_was_closed(
         assert other.kv.archived == llm.kv.archived
     assert llm.kv.archived > 0
     assert_same_future(llm, other, random_tokens(rng, 50))
-
-
-# -------------------------------------------------------------------------------------------------
-# Damage
-# -------------------------------------------------------------------------------------------------
 
 
 def state_of(data: bytes, kv: KVStatistics) -> State:

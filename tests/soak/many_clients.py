@@ -1,13 +1,10 @@
 """A load of many clients on a server: right answers, those that leave or are turned away, memory.
 
-    pip install '.[server]' openai gguf
     python tests/soak/many_clients.py --minutes 5
 
-Each client asks for one completion after the other, with a prompt, a length and a seed of its own;
-a fifth of the streams is left in the middle. Who is turned away asks again. Each answer is compared
-with what its request gets alone, from a `Llama` with the same settings. The exit status
-is 1 if an answer is wrong, or if memory has grown by more than GROWTH_MIB since a fifth of the time
-had passed.
+Each answer is compared with what its request gets alone; a fifth of the streams is left in the
+middle. The exit status is 1 if an answer is wrong, or if memory has grown by more than GROWTH_MIB
+since a fifth of the time had passed.
 """
 
 from __future__ import annotations
@@ -52,11 +49,7 @@ NO_CONNECTION = 0
 
 @dataclass(frozen=True)
 class Asked:
-    """One request.
-
-    Attributes:
-        leaves_after: chunks after which its client leaves; None for one that stays.
-    """
+    """One request; its client leaves after so many chunks, or stays."""
 
     prompt: str
     max_tokens: int
@@ -80,13 +73,7 @@ def some_requests() -> list[Asked]:
 
 
 class Load:
-    """What the clients get.
-
-    Attributes:
-        numbers: of the requests that were made, in the order in which they were begun.
-        answers: texts of those that were answered to the end, by their place in that order.
-        statuses: how often each status was the answer; NO_CONNECTION for none.
-    """
+    """What the clients get: requests in the order in which they began, and texts by that place."""
 
     def __init__(self, address: str, pool: list[Asked], seconds: float) -> None:
         """Draw from these requests for so many seconds."""
