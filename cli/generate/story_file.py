@@ -123,6 +123,6 @@ class StoryFile:
             yield
         except OSError as error:
             raise InputError(
-                f"cannot write {self.name}: {error.strerror}: free some space and continue with "
+                f"cannot write {self.name} ({error.strerror}): correct that and continue with "
                 "--resume, or give another --output"
             ) from None
