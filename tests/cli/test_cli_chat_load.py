@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 
 from cli_fakes import Output, run
 from pyh2o.errors import SessionError
-from pyh2o.sessions.chats import locked, open_chats
 from scripted_chat import (
     CHATS,
     Person,
@@ -21,31 +18,18 @@ from scripted_chat import (
     ScriptedModel,
     answers_of,
     chat_with,
+    held,
     notes_of,
+    titles,
 )
 
 pytestmark = pytest.mark.usefixtures("surroundings")
-
-
-def titles() -> list[str]:
-    with open_chats() as database:
-        return sorted(text.title for text in database.texts())
 
 
 def start(model: ScriptedModel, name: str, message: str) -> None:
     """Save a session with a message."""
     model.say("Hi")
     assert run("chat", "--session", name, stdin=f"{message}\n").code == 0
-
-
-@contextmanager
-def held(name: str) -> Iterator[None]:
-    """Open a session as another chat does."""
-    with open_chats() as database:
-        text = database.find(name)
-        assert text is not None
-        with locked(database, text):
-            yield
 
 
 # -------------------------------------------------------------------------------------------------

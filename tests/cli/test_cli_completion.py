@@ -66,7 +66,7 @@ def test_options_that_the_help_leaves_out_are_completed(monkeypatch: pytest.Monk
 
 
 def test_names_with_spaces_are_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bash puts what it gets on the line as it is: `sessions remove my trip` is about two sessions."""
+    """Bash inserts completions unquoted: `sessions remove my trip` would name two sessions."""
     with open_chats() as database:
         database.create("conversation", "my trip")
     line = "pyh2o sessions remove m"

@@ -1,4 +1,4 @@
-"""`pyh2o generate`: whole outputs, with a model that writes what the test wants."""
+"""`pyh2o generate`: its output, with a scripted model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("surroundings")
 # -------------------------------------------------------------------------------------------------
 
 
-def test_story_on_stdout(fake: FakeModel) -> None:
+def test_a_story_is_printed(fake: FakeModel) -> None:
     fake.script = [" a time."]
     output = run("generate", "-p", "Once upon", "--seed", "7")
     expected = report(fake, read=fake.n_prompt("Once upon"), wrote=8)
@@ -33,14 +33,14 @@ def test_story_on_stdout(fake: FakeModel) -> None:
     assert fake.closed == 1
 
 
-def test_story_without_its_prompt(fake: FakeModel) -> None:
+def test_a_story_is_printed_without_its_prompt(fake: FakeModel) -> None:
     fake.script = ["a time\n"]
     assert run("generate", "-p", "Once upon ", "--no-echo").text == "a time\n"
     fake.script = []
     assert run("generate", "-p", "The end.", "--no-echo").text == ""
 
 
-def test_number_of_tokens_asked_for(fake: FakeModel) -> None:
+def test_a_story_ends_at_the_maximum_of_tokens(fake: FakeModel) -> None:
     fake.script = ["a time"]
     output = run("generate", "-p", "x", "-n", "3", "--seed", "7")
     assert output.text == "xa t\n"
@@ -48,7 +48,7 @@ def test_number_of_tokens_asked_for(fake: FakeModel) -> None:
     assert output.notes == report(fake, read=fake.n_prompt("x"), wrote=3, why=why)
 
 
-def test_until(fake: FakeModel) -> None:
+def test_a_story_ends_before_a_stop_text(fake: FakeModel) -> None:
     fake.script = ["So it went. THE END. And so on"]
     output = run("generate", "-p", "x ", "--until", "THE", "--until", "THE END.", "--seed", "7")
     assert (output.code, output.text) == (0, "x So it went. \n")
@@ -56,7 +56,7 @@ def test_until(fake: FakeModel) -> None:
     assert output.notes == report(fake, read=fake.n_prompt("x "), wrote=15, why=why)
 
 
-def test_loops_are_told_and_end_a_story(fake: FakeModel) -> None:
+def test_repeated_loops_end_a_story(fake: FakeModel) -> None:
     fake.script = ["Repeat! " * 400]
     output = run("generate", "-p", "I: ", "-o", "story.txt")
     assert output.code == 0
@@ -65,7 +65,7 @@ def test_loops_are_told_and_end_a_story(fake: FakeModel) -> None:
     assert re.search(r"broke \d+ loops", last)
 
 
-def test_prompt_of_a_file_or_of_standard_input(fake: FakeModel) -> None:
+def test_a_prompt_is_read_from_a_file_or_standard_input(fake: FakeModel) -> None:
     Path("start.txt").write_text("Once\n\n")
     for source, given in (("start.txt", None), ("-", "Once\n\n")):
         fake.script = ["."]
@@ -105,7 +105,7 @@ def test_prompt_of_a_file_or_of_standard_input(fake: FakeModel) -> None:
         ),
     ],
 )
-def test_unusable_files(fake: FakeModel, arguments: list[str], message: str) -> None:
+def test_unusable_files_are_refused(fake: FakeModel, arguments: list[str], message: str) -> None:
     Path("folder").mkdir()
     Path("latin.txt").write_bytes("caé".encode("latin-1"))
     Path("old.txt").write_text("old")
@@ -128,7 +128,9 @@ def test_unusable_files(fake: FakeModel, arguments: list[str], message: str) -> 
         (["--resume", "-o", "x", "--no-save"], "--no-save cannot be changed with --resume"),
     ],
 )
-def test_usage(fake: FakeModel, arguments: list[str], message: str) -> None:
+def test_options_that_contradict_each_other_are_refused(
+    fake: FakeModel, arguments: list[str], message: str
+) -> None:
     output = run("generate", *arguments)
     assert output.code == 2
     assert message in output.notes
@@ -142,7 +144,7 @@ def test_usage(fake: FakeModel, arguments: list[str], message: str) -> None:
 
 
 @pytest.mark.parametrize("fails", ["loading", "reading"])
-def test_nothing_is_left_where_nothing_is_written(fake: FakeModel, fails: str) -> None:
+def test_a_story_without_text_leaves_nothing(fake: FakeModel, fails: str) -> None:
     def fail() -> None:
         raise SettingsError("too long")
 
@@ -153,7 +155,7 @@ def test_nothing_is_left_where_nothing_is_written(fake: FakeModel, fails: str) -
     assert (names(), saved_stories()) == ([], [])
 
 
-def test_link_is_followed_and_stays(fake: FakeModel) -> None:
+def test_a_symbolic_link_is_followed(fake: FakeModel) -> None:
     Path("real.txt").touch()
     STORY.symlink_to("real.txt")
     fake.script = ["a"]
@@ -168,7 +170,7 @@ def test_link_is_followed_and_stays(fake: FakeModel) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_keeps_what_was_written(fake: FakeModel) -> None:
+def test_ctrl_c_keeps_the_text(fake: FakeModel) -> None:
     fake.script = [" a", press_ctrl_c, "b c"]
     output = run("generate", "-p", "x", "--seed", "7")
     why = "stopped by Ctrl-C"
@@ -211,7 +213,7 @@ def test_library_errors_are_one_line(fake: FakeModel, error: Exception) -> None:
 
 @pytest.mark.parametrize("aborted", [True, False])
 def test_ctrl_c_while_loading(monkeypatch: pytest.MonkeyPatch, aborted: bool) -> None:
-    """Whether the library can break off the load then or goes on to its end."""
+    """Whether or not the library can abort the load."""
 
     class SlowLlama:
         def __init__(self, _path: str, *, load_progress: Callable[[float], None], **_: Any) -> None:

@@ -186,7 +186,6 @@ def test_ctrl_c_shows_how_to_resume(fake: FakeModel, presses: int) -> None:
 def test_ctrl_c_before_the_first_token_changes_nothing(fake: FakeModel) -> None:
     fake.script = [TALE]
     begin("-n", "10")
-    before = now_there(), saved_stories()
     fake.script = [TALE[:10], press_ctrl_c, TALE[10:]]
     fake.before_reading = press_ctrl_c
     STORY.write_text("I: An edit")
@@ -264,7 +263,6 @@ def test_an_edited_file_is_read_from_where_it_differs(
         assert last.startswith(f"read {said[1]} tokens at ")
     assert int(said[1]) < n_tokens  # the tokens before the edit are not read again
     assert STORY.read_text() == f"{kept}{OTHER[40 - wrote(output) : 40]}\n"
-    # the edit is saved
     before = STORY.read_text().removesuffix("\n")
     assert saved_stories() == [("story", before)]
     output = resume("-n", "0")

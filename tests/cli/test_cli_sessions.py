@@ -1,45 +1,28 @@
-"""`pyh2o sessions`: what is saved is listed, copied, exported and removed."""
+"""`pyh2o sessions`: list, search, rename, remove, copy, export and import saved texts."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from cli_fakes import Output, run
-from pyh2o.sessions.chats import locked, open_chats
+from pyh2o.sessions.chats import open_chats
 from pyh2o.sessions.story import Story
-from scripted_chat import ScriptedModel, answers_of
+from scripted_chat import ScriptedModel, answers_of, held, titles
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-@contextmanager
-def held(name: str) -> Iterator[None]:
-    """Open a session as another chat does."""
-    with open_chats() as database:
-        text = database.find(name)
-        assert text is not None
-        with locked(database, text):
-            yield
-
-
 @pytest.fixture
 def chats(model: ScriptedModel, tmp_path: Path) -> Path:
-    """The folder of saved chats, with one that is called work."""
+    """Return the folder of saved chats, which has one with the name work."""
     model.say("Hi")
     assert run("chat", "--session", "work", stdin="Hello\n").code == 0
     return tmp_path / "chats"
-
-
-def names() -> list[str]:
-    with open_chats() as database:
-        return sorted(text.title for text in database.texts())
 
 
 def test_sessions_are_listed_renamed_and_removed(model: ScriptedModel, tmp_path: Path) -> None:
@@ -67,9 +50,9 @@ def test_sessions_are_listed_renamed_and_removed(model: ScriptedModel, tmp_path:
     assert run("sessions", "remove", "plans/2026?", "nope") == Output(
         1, "", "error: unknown session nope: see `pyh2o sessions list`\n"
     )
-    assert "plans/2026?" in names()
+    assert "plans/2026?" in titles()
     assert run("sessions", "remove", "plans/2026?") == Output(0, "", "removed plans/2026?\n")
-    assert names() == [f"{'word ' * 12}end"]
+    assert titles() == [f"{'word ' * 12}end"]
 
 
 def test_a_session_is_copied(model: ScriptedModel, chats: Path) -> None:
@@ -88,7 +71,7 @@ def test_a_session_is_copied(model: ScriptedModel, chats: Path) -> None:
         (("open", "new"), "session open is open in another chat: close that one first"),
     ],
 )
-def test_copies_that_are_refused(chats: Path, names: tuple[str, str], message: str) -> None:
+def test_invalid_copies_are_refused(chats: Path, names: tuple[str, str], message: str) -> None:
     for name in ("other", "open"):
         run("sessions", "copy", "work", name)
     with held("open"):
@@ -128,7 +111,7 @@ def test_an_exported_session_is_loaded_and_imported(
         ("work", "new.md", "new.md has no cache, as it is exported as markdown: remove --cache"),
     ],
 )
-def test_exports_that_are_refused(chats: Path, name: str, file: str, message: str) -> None:
+def test_invalid_exports_are_refused(chats: Path, name: str, file: str, message: str) -> None:
     run("sessions", "copy", "work", "open")
     Path("precious").write_text("old")
     with held("open"):
@@ -183,7 +166,7 @@ Hi there
 @pytest.mark.parametrize(
     ("name", "form", "expected"), [("a.txt", "text", TEXT), ("a.MD", "markdown", MARKDOWN)]
 )
-def test_export_of_what_was_said(tmp_path: Path, name: str, form: str, expected: str) -> None:
+def test_messages_are_exported_as_text(tmp_path: Path, name: str, form: str, expected: str) -> None:
     assert run("sessions", "export", "talk", name) == Output(
         0, "", f"exported talk to {name} as {form}\n"
     )
@@ -194,7 +177,7 @@ def test_export_of_what_was_said(tmp_path: Path, name: str, form: str, expected:
 
 
 @pytest.mark.usefixtures("talk")
-def test_export_for_programs() -> None:
+def test_messages_are_exported_as_json() -> None:
     assert run("sessions", "export", "talk", "a.json").code == 0
     about = json.loads(Path("a.json").read_text(encoding="utf-8"))
     sampling = about.pop("sampling")
@@ -213,7 +196,7 @@ def test_export_for_programs() -> None:
 
 
 @pytest.mark.usefixtures("talk")
-def test_export_to_standard_output() -> None:
+def test_messages_are_exported_to_standard_output() -> None:
     assert run("sessions", "export", "talk", "-") == Output(0, TEXT, "")
 
 
