@@ -395,15 +395,6 @@ LLAMA_H2O_API int32_t llama_h2o_forget_found(struct llama_context * ctx, int32_t
 LLAMA_H2O_API int32_t llama_h2o_archive_open(
         struct llama_context * ctx, int32_t seq_id, const char * path, const uint8_t * id);
 
-// Close the file and continue with an empty archive in memory. The file is unchanged.
-LLAMA_H2O_API int32_t llama_h2o_archive_close(struct llama_context * ctx, int32_t seq_id);
-
-// Flush the file to disk. Call it before saving a state that refers to the file, so that both survive a power failure.
-LLAMA_H2O_API int32_t llama_h2o_archive_flush(struct llama_context * ctx, int32_t seq_id);
-
-// Set whether states of a sequence contain the whole archive, so that they can be loaded without its file.
-LLAMA_H2O_API int32_t llama_h2o_archive_in_states(struct llama_context * ctx, int32_t seq_id, bool all);
-
 // Return the error of a sequence's archive in one line, or "": its file was refused or lacks pages of a state, a page is
 // damaged, or the disk is full and archiving has stopped. Valid until the next call.
 LLAMA_H2O_API const char * llama_h2o_archive_trouble(struct llama_context * ctx, int32_t seq_id);

@@ -11,7 +11,7 @@ void llama_h2o_write_recall(llama_h2o_state_writer & out, const llama_h2o_stream
         return;
     }
 
-    st.archive->write_state([&](const void * data, size_t size) { out.write(data, size); }, st.archive_in_states);
+    st.archive->write_state([&](const void * data, size_t size) { out.write(data, size); });
     out.write(uint32_t(st.tokens.size()));
     out.write(st.tokens);
 
