@@ -26,8 +26,7 @@ os.environ |= {"PYH2O_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREA
 
 import numpy as np
 
-from failing_new import CHECKOUT, SOURCE, FailingNew, our_calls, watch_our_functions
-from faulty_process import in_front_of_libraries
+from failing_new import CHECKOUT, FailingNew, our_calls, preload, watch_our_functions
 from forked_folder import ForkedFolder
 from forks import Fork, allow_seconds, answer_of, in_fork, returned
 
@@ -43,7 +42,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "recurrent": ({"arch_variant": "lfm2", "n_layer": 4}, {"policy": "h2o", "recall": 0}),
     "exact": ({}, {"policy": "snap:queries=8", "prefill": "exact", "recall": 0}),
     "file": ({}, {"policy": "h2o-far", "recall_archive": "files/archive"}),
-    "session": ({}, {"policy": "h2o-mean", "recall_type": "q4_0", "session": "files/session"}),
+    "mean": ({}, {"policy": "h2o-mean", "recall_type": "q4_0"}),
     "latent": ({"arch_variant": "mla"}, {"policy": "roco", "recall_type": "f16"}),
 }
 FOLDER = Path("files")
@@ -58,7 +57,7 @@ def main() -> int:
     parser.add_argument("--kinds", action="store_true", help="count one of each call stack only")
     parser.add_argument("--at", type=int, help="only this one, as it was told, with its calls")
     options = parser.parse_args()
-    in_front_of_libraries(SOURCE)
+    preload()
     with tempfile.TemporaryDirectory(prefix="pyh2o-allocations-") as name:
         return try_all(options, Path(name))
 
@@ -183,7 +182,7 @@ def life(path: Path, settings: dict[str, Any], failing: FailingNew | None) -> di
     try:
         with failing or contextlib.nullcontext():
             llm = loaded(path, settings)
-            logits = used(llm, settings)
+            logits = used(llm)
     except (PyH2OError, MemoryError, RuntimeError, ValueError) as raised:
         error = f"{type(raised).__name__}: {raised}"
     trouble = "" if llm is None else llm.text.archive_trouble
@@ -192,7 +191,7 @@ def life(path: Path, settings: dict[str, Any], failing: FailingNew | None) -> di
     elif error is not None:
         save_and_load(llm)
     llm.reset()
-    again = used(llm, settings)
+    again = used(llm)
     llm.close()
     digest = [hash(each) for each in (logits, again)]
     return {"error": error, "trouble": trouble, "logits": digest[0], "again": digest[1]}
@@ -201,12 +200,12 @@ def life(path: Path, settings: dict[str, Any], failing: FailingNew | None) -> di
 def loaded(path: Path, settings: dict[str, Any]) -> Any:
     from tiny_llama import tiny_llama
 
-    given = {name: value for name, value in settings.items() if name not in ("type", "session")}
+    given = {name: value for name, value in settings.items() if name != "type"}
     kind = settings.get("type", 0)  # f32
     return tiny_llama(path, type_k=kind, type_v=kind, **given)
 
 
-def used(llm: Any, settings: dict[str, Any]) -> bytes:
+def used(llm: Any) -> bytes:
     """The logits of a text, in whose course all is done that a text can have done to it."""
     tokens = np.random.default_rng(5).integers(3, N_VOCAB, 200).tolist()
     llm.text.cache.pin(3)
@@ -228,8 +227,6 @@ def used(llm: Any, settings: dict[str, Any]) -> bytes:
     marked = llm.n_tokens
     llm.eval(tokens[130:134])
     llm.text.remove_tail(marked)
-    if "session" in settings:
-        save_and_open(llm, Path(settings["session"]))
     llm.text.read(tokens[130:190])
     pointer = llm._ctx.get_logits()
     return np.ctypeslib.as_array(pointer, (N_VOCAB,)).tobytes()
@@ -244,20 +241,6 @@ def save_and_load(llm: Any) -> None:
     except StateError:
         return
     llm.load_kv_state(state, llm.input_ids[: llm.n_tokens].copy())
-
-
-def save_and_open(llm: Any, session: Path) -> None:
-    """As sessions are saved and opened, first with their archive, then without it."""
-    from pyh2o.system.archives import of_session
-
-    tokens = llm.input_ids[: llm.n_tokens].tolist()
-    with llm.text.archive.saving(session) as text:
-        state = llm.kv_state()
-    for is_there in (True, False):
-        if not is_there:
-            of_session(session).unlink(missing_ok=True)
-        llm.text.archive.open_saved(session, text)
-        llm.load_kv_state(state, tokens)
 
 
 if __name__ == "__main__":
