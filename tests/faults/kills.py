@@ -167,23 +167,14 @@ class Chat:
 
 
 class Story:
-    """`pyh2o generate -o`; checks only the text and the end, which do not depend on checkpoints."""
+    """`pyh2o generate -o`."""
 
     def __init__(self, model: Path) -> None:
         self._model = ["-m", str(model)]
 
     def run(self, folder: Path, kill_after: float | None) -> None:
         """Run it, and resume."""
-        start = [
-            "generate",
-            "-p",
-            "Once upon a time",
-            "-n",
-            "8000",
-            "--checkpoint=300",
-            "-o",
-            "a.txt",
-        ]
+        start = ["generate", "--prompt=Once upon a time", "-n", "8000", "-o", "a.txt"]
         start += [*self._model, *CACHE, *SAMPLING, "--ignore-eos", "--no-loop-guard"]
         program = Program(folder, start, (), kill_after)
         program.wait()
