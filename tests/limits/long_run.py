@@ -1,11 +1,11 @@
-"""A million tokens in one run: counters, memory, and a state that is saved and loaded at the end.
+"""Read a million tokens in one run; check counters, memory and a saved state.
 
     python tests/limits/long_run.py --tokens 1000000
 
-The model is a tiny random one, so that this takes a minute. Random tokens are read through a small
-cache of each type of rows, pieces of 128 at once, and the last thousand one by one, as an answer is
-written. Compactions and re-bases have to be as many as follows from the sizes, and memory may not
-grow once the run has begun. What is loaded has to go on as what was saved, bit for bit.
+The model is tiny and random, so this takes a minute. It reads random tokens in chunks of 128, and
+the last thousand one by one, with a small cache of each row type. The numbers of compactions and
+re-bases must follow from the sizes, and memory must not grow. A loaded state must continue like the
+saved text, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from reference_rows import last_logits
 from tiny_gguf import write_tiny_gguf
 
 TYPES = ("f16", "q4_0")
-# Pieces, compactions and re-bases fall at multiples of the slack.
+# Chunks, compactions and re-bases fall at multiples of the slack.
 N_TRAINED, HEAVY, RECENT, SLACK = 2048, 64, 64, 128
 CAPACITY = HEAVY + RECENT + SLACK
 N_LAYER, N_VOCAB, N_LOOKS, N_ALONE, N_AFTER = 2, 384, 10, 1000, 300
-# The record of the text: 4 bytes a token, and half as many again before it grows.
+# The list of tokens: 4 bytes per token, and half as much again when it grows.
 LEAST_GROWTH, GROWTH_A_TOKEN = 2 * 2**20, 16
 
 
 def open_model(path: Path, kv_type: str) -> Llama:
-    """The model with a small cache, on one thread: others may be at work."""
+    """Load the model with a small cache and one thread."""
     return Llama(
         str(path),
         n_ctx=512,
@@ -53,7 +53,7 @@ def open_model(path: Path, kv_type: str) -> Llama:
 
 
 def read(llm: Llama, tokens: list[int]) -> list[float]:
-    """Read a text, its end token by token; MiB of memory after each tenth of the rest."""
+    """Read a text, its end token by token; return MiB of memory after each tenth of the rest."""
     body, end = tokens[:-N_ALONE], tokens[-N_ALONE:]
     stretch, used = -(-len(body) // N_LOOKS), []
     for start in range(0, len(body), stretch):
@@ -65,11 +65,7 @@ def read(llm: Llama, tokens: list[int]) -> list[float]:
 
 
 def check_counters(llm: Llama, n_tokens: int) -> None:
-    """Compare what was counted with what follows from the sizes.
-
-    Raises:
-        AssertionError: it is something else.
-    """
+    """Compare the counters with the numbers that follow from the sizes."""
     kv = llm.kv
     assert (llm.n_tokens, kv.position) == (n_tokens, n_tokens), kv
     assert kv.tokens_evicted == n_tokens - kv.used, kv
@@ -78,11 +74,7 @@ def check_counters(llm: Llama, n_tokens: int) -> None:
 
 
 def check_state(saved: Llama, path: Path, kv_type: str, more: list[int]) -> int:
-    """Load the state into a new model, and go on with both; the bytes of the state.
-
-    Raises:
-        AssertionError: they differ.
-    """
+    """Load the state into a new model, compare both, and return the size of the state."""
     state = saved.kv_state()
     with open_model(path, kv_type) as loaded:
         loaded.load_kv_state(state, saved.input_ids[: saved.n_tokens])
@@ -121,7 +113,7 @@ def main() -> None:
                 print(
                     f"{kv_type}: {n_tokens:,} tokens in {seconds:,.0f} s, {kv.compactions:,} "
                     f"compactions, {kv.rebases:,} re-bases; memory after a tenth {used[0]:.1f} MiB "
-                    f"and at the end {used[-1]:.1f}; a state of {n_bytes:,} bytes goes on as it was"
+                    f"and at the end {used[-1]:.1f}; a state of {n_bytes:,} bytes continues exactly"
                 )
 
 
