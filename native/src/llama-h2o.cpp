@@ -391,10 +391,10 @@ int32_t llama_h2o_archive_open(llama_context * ctx, int32_t seq_id, const char *
         st.index->suspend();
         try {
             st.archive->move_to_file(path, text);
-            st.archive_trouble.clear();
+            st.archive_error.clear();
         } catch (const std::runtime_error & err) {
-            st.archive_trouble = err.what();
-            res                = LLAMA_H2O_ERR_ARCHIVE_FILE;
+            st.archive_error = err.what();
+            res              = LLAMA_H2O_ERR_ARCHIVE_FILE;
         }
         llama_h2o_update_index(parts, s); // its pages may have moved
 
@@ -407,10 +407,10 @@ int32_t llama_h2o_get_notes(llama_context * ctx, int32_t seq_id) {
             ctx, seq_id, [](llama_h2o & h2o, uint32_t s) { return int32_t(llama_h2o_notes(h2o.parts, s)); });
 }
 
-const char * llama_h2o_archive_trouble(llama_context * ctx, int32_t seq_id) {
+const char * llama_h2o_archive_error(llama_context * ctx, int32_t seq_id) {
     const char * res = "";
     with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) -> int32_t {
-        res = parts.streams[s].archive_trouble.c_str();
+        res = parts.streams[s].archive_error.c_str();
 
         return LLAMA_H2O_OK;
     });

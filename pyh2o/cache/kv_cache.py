@@ -417,7 +417,7 @@ class KVCache:
 
     def archive_error(self) -> str:
         """Return the error of the archive, in one line; "" for none."""
-        error: bytes = ffi.string(lib.llama_h2o_archive_trouble(*self._text))
+        error: bytes = ffi.string(lib.llama_h2o_archive_error(*self._text))
         return error.decode(errors="replace")
 
     def notes(self) -> list[str]:

@@ -18,7 +18,7 @@ static constexpr size_t FRONT       = 2;
 static constexpr uint64_t PADDING   = llama_h2o_archive_layout::PADDING;
 static constexpr uint64_t N_NUMBERS = 56; // bytes that a file begins with; the layers and a checksum follow
 
-// Checksums that are left as they are: most are made right, or nothing behind them would be tried.
+// Flags of checksums that stay wrong. Most are corrected, so that the parser continues after them.
 static constexpr uint8_t RAW_FILE  = 0x80;
 static constexpr uint8_t RAW_PAGES = 0x40;
 static constexpr uint8_t RAW_ROWS  = 0x20;
@@ -89,7 +89,7 @@ static void resume(std::unique_ptr<llama_h2o_archive> archive,
     archive->drop_damaged(archive->page_begin(), archive->page_end());
     check_rows(*archive);
 
-    // positions end there
+    // positions have 32 bits
     static constexpr uint32_t MORE = 300;
     if (archive->next() <= std::numeric_limits<int32_t>::max() - int32_t(MORE)) {
         extend(*archive, MORE, random);
@@ -129,7 +129,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     return 0;
 }
 
-// Those that the file begins with, or those of one of its pages.
+// Returns the offset of the numbers in the file's header or in a page.
 static size_t begin_of_numbers(const uint8_t * data, size_t size, random_numbers & random) {
     const size_t page_size = layout_of(*new_archive(data[0])).size();
     const size_t n_pages   = (size - FRONT) / page_size;

@@ -11,13 +11,13 @@
 #include <cstdint>
 #include <vector>
 
-// How many contexts there are, each with settings of its own: models, policies, types of rows, archives.
+// The number of contexts, each with its own model, policy, row type and archive.
 size_t n_caches();
 
-// One text at a time in a context.
+// A context with one text at a time.
 class cache {
 public:
-    // of models in the folder that PYH2O_FUZZ_MODELS names; each is made when it is first asked for
+    // created on first use, from models in the folder PYH2O_FUZZ_MODELS
     static cache & of(size_t i);
 
     ~cache() { llama_free(ctx); }
@@ -31,43 +31,43 @@ public:
 
     llama_h2o_stats stats() const;
 
-    // what would be there after clear(), and nothing of a text
+    // checks that the cache is as after clear()
     bool is_empty() const;
 
     void clear();
 
-    // positions and scores make sense in all layers that are evicted
+    // checks positions and scores in all layers with eviction
     void check_rows() const;
 
-    // of each head of these layers, the positions of its rows, ascending
+    // the positions of the rows of each head of these layers, ascending
     std::vector<std::vector<llama_pos>> rows() const;
 
     bytes state() const;
     bool load(const bytes & state);
 
-    // Reads tokens behind the text; false where llama.cpp refuses to.
+    // Appends tokens; false if llama.cpp fails.
     bool read(const std::vector<llama_token> & tokens);
 
-    // Begins to, and is broken off when it has asked so many times; false if it is done before, or cannot be.
+    // Appends tokens, and aborts at this call of the abort callback; false if it is done before, or cannot be aborted.
     bool begin_to_read(const std::vector<llama_token> & tokens, uint32_t n_asked);
 
-    // Reads them in a cache that is larger meanwhile, so that all rows are there until they are all read.
+    // Appends tokens in a temporarily larger cache, without eviction.
     bool read_exactly(const std::vector<llama_token> & tokens);
 
-    // of the last token that was read
+    // logits of the last token
     std::vector<float> logits() const;
 
-    // at most so many tokens at the end of the text, as far as they can be removed
+    // removes up to this many tokens at the end, as far as possible
     void remove_tail(uint32_t n);
 
-    // what is at this position and behind it; false where that is refused
+    // removes all tokens from this position on; false if that is refused
     bool remove_from(llama_pos pos);
 
-    // how much the tokens since reset_found() looked at evicted rows, of the last positions
+    // attention of the tokens since reset_found() to evicted rows of the last positions
     std::vector<double> found() const;
     void reset_found();
 
-    // 0, or the reason why not
+    // 0 or an error
     int32_t pin(uint32_t n_pinned);
     int32_t pin_span(llama_h2o_span span);
     int32_t share_fairly(llama_pos start);
@@ -96,8 +96,8 @@ private:
     llama_h2o_params params;
 };
 
-// Of no meaning.
+// Random tokens.
 std::vector<llama_token> random_tokens(uint32_t n, random_numbers & random);
 
-// A state, as llama_state_seq_get_data() writes it, with the checksum that it should have.
+// Corrects the checksum of a state of llama_state_seq_get_data().
 void set_checksum(bytes & state);

@@ -1,7 +1,7 @@
-// Fuzz target: sequences of whatever can be done with a text. The rows are those that it has to have, what is saved can be
-// loaded, and the same steps lead to the same end, bit for bit, whatever the context had done before.
+// Fuzz target: sequences of operations with a text. The cache must have the expected rows, saved states can be loaded, and the
+// same steps give the same result, bit for bit, whatever the context did before.
 //
-// The first byte of an input chooses the settings of the cache. Each that follows is a step: what it is, and how much.
+// The first byte of an input selects the cache settings. Each following byte is a step: an operation and an amount.
 
 #include "caches.h"
 
@@ -14,10 +14,10 @@
 
 static constexpr size_t MAX_STEPS = 24;
 
-// Of a state: a magic number, and the sequence that it was of, which may be any.
+// Header of a state: a magic number and its sequence, which may be any.
 static constexpr size_t N_FRONT = 8;
 
-// What a text has to be.
+// The expected text.
 struct told {
     uint32_t n_tokens     = 0;
     uint32_t n_pinned     = 0; // the fewest that ever were
@@ -30,7 +30,7 @@ struct saved {
     uint32_t n_changes = 0;
 };
 
-// The steps that an input stands for, taken one after the other.
+// Runs the steps of an input.
 class sequence {
 public:
     explicit sequence(cache & text) : text(text) {
@@ -40,7 +40,7 @@ public:
 
     void step(uint8_t byte);
 
-    // its length, and its rows
+    // checks length and rows
     void check() const;
 
     std::vector<float> future() { return future(text.state()); }
@@ -62,7 +62,7 @@ private:
     void clear();
     void begin_anew();
 
-    // logits and rows of what follows, over a compaction
+    // returns logits and rows of a continuation with a compaction
     std::vector<float> future(const bytes & state);
 
     cache & text;
@@ -93,7 +93,7 @@ void sequence::read(uint32_t n) {
 void sequence::read_after_breaking_off(uint32_t n) {
     auto tokens = next_tokens(n);
     if (text.begin_to_read(tokens, n * n)) {
-        // what came before the part that was broken off stays, and so does the room that was made
+        // tokens before the aborted batch stay, and so do compactions
         const uint32_t n_done = uint32_t(text.newest() + 1) - now.n_tokens;
         expect(n_done < n, "not all is read");
         now.n_evictable  = std::max(now.n_evictable, llama_pos(now.n_tokens + n) - llama_pos(text.n_recent()));

@@ -32,9 +32,9 @@ void llama_h2o_read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts,
     st.index->suspend();
     const int32_t n_missing = st.archive->read_state([&](void * data, size_t size) { in.read(data, size); });
     if (n_missing > 0) {
-        st.archive_trouble = "the archive's file lacks rows, or they are damaged: " + std::to_string(n_missing) +
-                             " tokens before position " + std::to_string(st.archive->first()) +
-                             " cannot be found any more";
+        st.archive_error = "the archive's file lacks rows, or they are damaged: " + std::to_string(n_missing) +
+                           " tokens before position " + std::to_string(st.archive->first()) +
+                           " cannot be found any more";
     }
 
     uint32_t n_tokens;
