@@ -1,4 +1,4 @@
-"""Fuzz the native code: states of caches, archives in memory and in files, sequences of steps.
+"""Fuzz the native code: states of caches, and archives in memory and in files.
 
 Each target mutates the inputs of tests/fuzz/corpus and those that earlier runs have added under
 build/fuzz. Inputs that crash a target are kept there; the command that repeats a crash is printed.
@@ -15,7 +15,7 @@ from pathlib import Path
 from sanitize import build, compilers
 from steps import LLAMA_CPP, ROOT, prepare_llama_cpp, run, say
 
-TARGETS = ("states", "archive_states", "archive_files", "sequences")
+TARGETS = ("states", "archive_states", "archive_files")
 
 FOLDER = ROOT / "build" / "fuzz"
 SEEDS = ROOT / "tests" / "fuzz" / "corpus"

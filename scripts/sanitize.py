@@ -37,7 +37,7 @@ OPTIONS = {
     "thread": {"TSAN_OPTIONS": "second_deadlock_stack=1"},
 }
 TESTS = {
-    "address": ("tests/native",),
+    "address": ("tests/native", "tests/properties/test_llama_sequences.py"),
     "thread": (
         "tests/engine",
         "tests/native/test_kernels.py",

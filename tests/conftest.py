@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import tempfile
 from collections import Counter
@@ -40,6 +41,7 @@ import checkout  # noqa: F401
 import pyh2o  # noqa: F401  # before any test imports llama_cpp, which then runs on its library
 from cli_fakes import own_state
 from random_cases import Cases, Randomness
+from tiny_chat import write_chat_gguf
 from tiny_gguf import write_tiny_gguf
 
 RANDOMNESS = pytest.StashKey[Randomness]()
@@ -61,6 +63,12 @@ def seed(randomness: Randomness) -> int:
 def rng(seed: int) -> np.random.Generator:
     """Random numbers."""
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def dice(rng: np.random.Generator) -> random.Random:
+    """Random numbers for choices of Python's own."""
+    return random.Random(int(rng.integers(2**32)))
 
 
 @pytest.fixture
@@ -95,8 +103,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, as the file of the test says by its MODEL."""
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", **request.module.MODEL)
+    """A tiny model with the settings in the test file's MODEL; "template" is a chat template."""
+    file, settings = tmp_path_factory.mktemp("model") / "tiny.gguf", dict(request.module.MODEL)
+    if template := settings.pop("template", None):
+        return write_chat_gguf(file, template, **settings)
+    return write_tiny_gguf(file, **settings)
 
 
 @pytest.fixture

@@ -118,24 +118,42 @@ def take_snapshot(
     snapshots.put(Snapshot(tokens, prompt, state, kv.archived, of, shared, is_prompt))
 
 
-def restore(text: Text, snapshot: Snapshot) -> bool:
-    """Replace a text by a snapshot.
+def restore(
+    text: Text, tokens: Sequence[int] | IntArray, *, owner: object | None = None, least: int = 0
+) -> int:
+    """Replace a text by the longest snapshot that some tokens start with.
+
+    A snapshot that cannot be restored is deleted, for example because the file of its archive has
+    other pages by now. The next one is tried, or the text becomes empty.
+
+    Args:
+        text: the text; it does not change if no snapshot is long enough.
+        tokens: the tokens.
+        owner: see `PrefixCache.prefixes`.
+        least: only a snapshot of more than `least` tokens is tried first.
 
     Returns:
-        False if that fails, for example because the file of its archive has other pages by now. The
-        text is then empty, and the snapshot deleted.
+        the number of restored tokens.
     """
+    for snapshot in text.model.snapshots.prefixes(tokens, owner):
+        if len(snapshot.prompt) <= least:
+            return 0
+        if _is_restored(text, snapshot):
+            text.model.snapshots.record_use(snapshot)
+            return len(snapshot.prompt)
+        least = 0
+        text.model.snapshots.discard(snapshot)
+    return 0
+
+
+def _is_restored(text: Text, snapshot: Snapshot) -> bool:
+    is_complete = False
     try:
         text.load_kv_state(snapshot.state, snapshot.tokens)
         is_complete = text.kv.archived == snapshot.n_archived
     except (PyH2OError, MemoryError):
-        is_complete = False
-    except BaseException:  # Ctrl-C may have left a partial state
-        text.reset()
-        raise
-    if is_complete:
-        text.model.snapshots.record_use(snapshot)
-    else:
-        text.reset()
-        text.model.snapshots.discard(snapshot)
+        pass
+    finally:
+        if not is_complete:  # Ctrl-C may have left a partial state
+            text.reset()
     return is_complete

@@ -134,10 +134,12 @@ class SampledTexts:
             if not self._texts:
                 return tokens
             wanted = self._cut(model, np.array(tokens, dtype=np.intc))
-            turn_ends = self._turn_ends(wanted)
+            turn_ends, data = self._turn_ends(wanted), wanted.data.tobytes()
             best, most_sampled = None, 1
             for recorded in self._texts:
                 for cut in self._cuts(model, recorded):
+                    if not data.startswith(cut.head):
+                        continue
                     n_same = n_common(wanted.data, cut.data)
                     if n_same < most_sampled:
                         continue
@@ -202,9 +204,14 @@ class SampledTexts:
     def _cuts(self, model: HasVocabulary, recorded: RecordedText) -> list[_CutText]:
         """Return the text as it was sampled, and as the template renders it."""
         if not recorded.cuts:
-            recorded.cuts = [self._cut(model, recorded.tokens)]
+            forms: list[Mapping[tuple[int, int], bytes]] = [{}]
             if recorded.rendered:
-                recorded.cuts.append(self._cut(model, recorded.tokens, recorded.rendered))
+                forms.append(recorded.rendered)
+            first = int(recorded.is_sampled.argmax())
+            for form in forms:
+                cut = self._cut(model, recorded.tokens, form)
+                cut.head = cut.data[: cut.ends[first - 1] + 1 if first else 1].tobytes()
+                recorded.cuts.append(cut)
         return recorded.cuts
 
     def _cut(
@@ -234,13 +241,18 @@ class _Piece:
     is_apart: bool
 
 
-@dataclass(frozen=True)
+@dataclass
 class _CutText:
-    """The tokens of a text, its bytes, and the byte offset at which each token ends."""
+    """The tokens of a text, its bytes, and the byte offset at which each token ends.
+
+    Attributes:
+        head: first bytes of a recorded text, up to the first byte of a sampled token.
+    """
 
     tokens: Array
     data: Array
     ends: Array
+    head: bytes = b""
 
 
 class RecordedText:

@@ -10,7 +10,6 @@ import numpy as np
 
 from ..cache.kv_cache import IntArray
 from ..cache.statistics import KVStatistics
-from ..core.prefix_cache import Snapshot
 from ..core.prefixes import (
     MIN_SAVED,
     as_in_text,
@@ -122,17 +121,14 @@ class Slots:
         """
         prompt = np.asarray(tokens, dtype=np.intc)
         slot, n_cached = self._best_slot(prompt)
-        snapshot = self._stored(prompt)
-        n_snapshot = 0 if snapshot is None else len(snapshot.prompt)
-        if snapshot is not None and len(snapshot.prompt) <= n_cached:
-            snapshot = None
-        if snapshot is not None or n_cached == 0:
+        n_snapshot = self._n_stored(prompt)
+        if n_snapshot > n_cached or n_cached == 0:
             slot = self._empty_slot()
             self._clear(slot)
         elif n_common(held := _prompt_of(slot), prompt[:-1]) < min(len(held), len(prompt) - 1):
             self._snapshot(slot)  # another text with the same prefix, such as the title of a chat
-        if snapshot is not None:
-            n_cached = len(snapshot.prompt) if restore(slot.text, snapshot) else 0
+        if n_snapshot > n_cached:
+            n_cached = restore(slot.text, prompt[:-1])
         self._free.remove(slot)
         n_dropped = len(as_in_text(slot.text, tokens)) - len(tokens)
         n_end = slot.text.model.min_chunk  # a shorter chunk would round differently
@@ -150,8 +146,7 @@ class Slots:
     def is_cached(self, tokens: Sequence[int], max_unread: int) -> bool:
         """Whether a prompt fits and at most `max_unread` of its tokens would have to be read."""
         prompt = np.asarray(tokens, dtype=np.intc)
-        snapshot = self._stored(prompt)
-        n_cached = max(self._best_slot(prompt)[1], 0 if snapshot is None else len(snapshot.prompt))
+        n_cached = max(self._best_slot(prompt)[1], self._n_stored(prompt))
         fits = len(tokens) < self.all[0].text.position_limit
         return fits and len(tokens) - n_cached <= max_unread
 
@@ -163,9 +158,7 @@ class Slots:
     def restore_prompt(self, slot: Slot) -> None:
         """Restore the snapshot of a slot's prompt if it has a longer prefix than the slot."""
         prompt = np.asarray(slot.prompt, dtype=np.intc)
-        snapshot = self._stored(prompt)
-        if snapshot is not None and len(snapshot.prompt) > prefix_kept(slot.text, prompt):
-            restore(slot.text, snapshot)
+        restore(slot.text, prompt[:-1], least=prefix_kept(slot.text, prompt))
 
     def take_for(self, owner: object) -> Slot:
         """Take the slot with the owner's text (`keeps_text`), or an empty one; one must be free."""
@@ -225,9 +218,10 @@ class Slots:
     def _snapshot(self, slot: Slot, *, shared: bool = False, is_prompt: bool = False) -> None:
         take_snapshot(slot.text, _prompt_of(slot), shared=shared, is_prompt=is_prompt)
 
-    def _stored(self, prompt: IntArray) -> Snapshot | None:
-        """Return the longest snapshot that is a prefix of a prompt without its last token."""
-        return next(iter(self._snapshots.prefixes(prompt[:-1])), None)
+    def _n_stored(self, prompt: IntArray) -> int:
+        """Return the length of the longest snapshot that a prompt without its last token has."""
+        found = self._snapshots.prefixes(prompt[:-1])
+        return len(found[0].prompt) if found else 0
 
 
 def _prompt_of(slot: Slot) -> IntArray:

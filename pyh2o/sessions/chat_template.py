@@ -1,14 +1,18 @@
 """The turns of a conversation as prompts, in which answers keep the tokens that were sampled.
 
-The model's chat template renders the whole history for each answer, with a unique word in place of
-each earlier answer: the sampled tokens take its place. What the template writes between the answers
-is new only at the end. If a template also changes earlier turns, the text is read again from there.
+The model's chat template renders the history for each answer, with a unique word in place of each
+earlier answer: the sampled tokens take its place. What the template writes between the answers is
+new only at the end. If a template also changes earlier turns, the text is read again from there.
+
+Most templates write the next turn in the same way after any number of turns. They render only the
+first and the last turns of a long history, so that the time for a turn does not grow.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import re
 import secrets
 from collections.abc import Sequence
@@ -32,6 +36,8 @@ from .turns import Step, Turn
 # Stands for an answer; no template and no user writes it.
 _KEY = f"sampled{secrets.token_hex(8)}"
 _WORD = re.compile(f"{_KEY}n([0-9]+)x")
+# Numbers of first and last turns that are rendered.
+_FIRST, _LAST = 2, 3
 # For an answer whose tokens have no characters.
 UNREADABLE = "\ufffd"
 
@@ -57,14 +63,10 @@ class Frames:
         """
         for n in range(n_answers):
             # Before its answer, a prompt may end with a start of reasoning that is removed later.
-            is_last = n == len(other.gaps) - 1
-            if not (self.starts_like(other, n) if is_last else self.gaps[n] == other.gaps[n]):
+            is_same = fit if n == len(other.gaps) - 1 else operator.eq
+            if not is_same(self.gaps[n], other.gaps[n]):
                 return n
         return n_answers
-
-    def starts_like(self, other: Frames, n: int) -> bool:
-        """Return whether the texts before answer `n` are the same, except for their ends."""
-        return _fit(self.gaps[n], other.gaps[n])
 
 
 class ChatTemplate:
@@ -113,6 +115,13 @@ class ChatTemplate:
         one, other = self.first_turn("A"), self.first_turn("1")
         self.opening = one[: n_common(one, other)]
         self.fingerprint = self._fingerprint()
+        self._is_regular = self._writes_turns_alike()
+
+    def shortened(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Return the turns to render before a new one: not those between the first and the last."""
+        if not self._is_regular or len(turns) <= _FIRST + _LAST:
+            return [*turns]
+        return [*turns[:_FIRST], *turns[-_LAST:]]
 
     def frames(self, turns: Sequence[Turn], **settings: Any) -> Frames:
         """Render a prompt for the last turn, with a word for each answer of the other turns.
@@ -141,15 +150,15 @@ class ChatTemplate:
         Raises:
             PyH2OError: the template refuses the message.
         """
-        return self.lead(self.frames([open_turn(message)]), 0)
+        return self.lead(self.frames([open_turn(message)]))
 
-    def lead(self, frames: Frames, n: int, answer: Sequence[int] = ()) -> list[int]:
-        """Return the tokens before answer `n` of a prompt, after the previous answer.
+    def lead(self, frames: Frames, answer: Sequence[int] = (), n: int = -1) -> list[int]:
+        """Return the tokens before answer `n` of a prompt, after the tokens of the previous answer.
 
-        Marks that end the previous answer's tokens and start the text are not repeated.
+        Marks that end the previous answer and start the text are not repeated.
         """
         prompt, text = frames.prompt, frames.gaps[n]
-        if n == 0:
+        if text is frames.gaps[0]:
             return self._model.tokenize(text.encode(), add_bos=prompt.add_bos, special=True)
         tokens = tokens_after(self._model, -1, text)
         n_marks = len(list(takewhile(partial(is_mark, self._model), tokens)))
@@ -277,6 +286,19 @@ class ChatTemplate:
         except UnsupportedModelError as error:
             raise SettingsError(f"with tools {error}: {cure}") from error
 
+    def _writes_turns_alike(self) -> bool:
+        """Return whether the texts between messages and answers are the same in all later turns."""
+        roles = ("user", "assistant") * 4 + ("user",)
+        messages = [{"role": r, "content": f"{_KEY}n{n}x"} for n, r in enumerate(roles)]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": self.system})
+        longer, shorter = (
+            _WORD.split(self._rendered(messages[:end]).text)[::2] for end in (None, -2)
+        )
+        head, *between, end = longer
+        pairs = list(zip(between[1::2], between[2::2], strict=False))
+        return shorter == [head, *between[:-2], end] and len(set(pairs)) == 1
+
     def _fingerprint(self) -> str:
         """Return a hash of the texts after an answer and after a message, and of the stops.
 
@@ -328,7 +350,7 @@ def _called(step: Step) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": step.text, "tool_calls": calls}, *results]
 
 
-def _fit(text: str, other: str) -> bool:
+def fit(text: str, other: str) -> bool:
     """Return whether one of two texts starts with the other."""
     return text.startswith(other) or other.startswith(text)
 

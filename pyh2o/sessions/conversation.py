@@ -201,7 +201,7 @@ class Conversation(Talk):
         start = last.end - 1
         tokens = self._text.tokens[start:]
         dialogue = replace(self._dialogue, turns=self.turns[:-1])
-        frames = self._template.frames(self.turns)
+        frames = self._template.frames([*self._template.shortened(self.turns[:-1]), last])
         yield from self._write(last, frames, start, tokens, dialogue, max_tokens)
 
     def _give_results(self, calls: tuple[Call, ...], max_tokens: int | None) -> Generator[str]:
@@ -212,7 +212,7 @@ class Conversation(Talk):
         n_tokens = last.end - last.part_starts[-1]
         step = Step(last.answer, calls, n_tokens, last.reasoning)
         turn = replace(last, answer="", end=0, steps=(*last.steps, step), calls=(), reasoning="")
-        turns = [*self.turns[:-1], turn]
+        turns = [*self._template.shortened(self.turns[:-1]), turn]
         frames = self._template.frames(turns)
         tokens = self._template.results(turns, frames)
         step = replace(step, n_tokens=n_tokens + len(tokens))
@@ -226,7 +226,7 @@ class Conversation(Talk):
         tokens = self._text.tokens[start : last.answer_start]
         attempt = self._dialogue.attempts[-1] + 1 + self._n_empty
         turn = replace(last.unanswered, attempt=attempt)
-        frames = self._template.frames([*self.turns[:-1], turn])
+        frames = self._template.frames([*self._template.shortened(self.turns[:-1]), turn])
         dialogue = self._dialogue.open_again(self._text.tokens)
         yield from self._write(turn, frames, start, tokens, dialogue, max_tokens)
 
@@ -243,10 +243,9 @@ class Conversation(Talk):
         text, template = self._text, self._template
         if turns:
             text.drop(self._reasoning_spans(turns[-1:], text.tokens))
-        frames = template.frames([*turns, turn])
-        turns, tokens, pins = self._followed(turns, frames)
+        frames, turns, tokens, pins = self._followed(turns, turn)
         start = len(tokens)
-        lead = template.lead(frames, len(turns), tokens[turns[-1].answer_start :] if turns else ())
+        lead = template.lead(frames, tokens[turns[-1].answer_start :] if turns else ())
         if not turns:  # it may merge with the opening's last token
             start = n_common(lead[:-1], text.tokens[:start])
             lead = lead[start:]
@@ -256,32 +255,29 @@ class Conversation(Talk):
         yield from self._write(turn, frames, n_same, tokens, Dialogue(turns), max_tokens, pins)
 
     def _followed(
-        self, turns: tuple[Turn, ...], frames: Frames
-    ) -> tuple[tuple[Turn, ...], list[int], Pins]:
-        """Return the turns, tokens and pins before a new message.
+        self, turns: tuple[Turn, ...], turn: Turn
+    ) -> tuple[Frames, tuple[Turn, ...], list[int], Pins]:
+        """Return the prompt of a new turn, and the turns, tokens and pins before it.
 
-        They change if the template writes earlier turns in another way now.
-
-        Args:
-            turns: the first turns of the conversation.
-            frames: the prompt with these turns and the new message.
+        They change if the template writes the first `turns` of the conversation in another way now.
         """
-        text, template, last = self._text, self._template, self.turns[-1:]
-        if not last:
-            return (), text.tokens, self.pins
-        n_same = 0
-        if self._frames is not None and len(self._frames.gaps) == len(self.turns):
-            n_same = frames.n_same(self._frames, len(turns))
-        if n_same < len(turns):  # the template may have written another date then
-            before = template.frames([*self.turns[:-1], last[0].unanswered])
-            n_same = frames.n_same(before, len(turns))
-        if n_same == len(turns):
-            return turns, text.tokens[: last[0].start if turns != self.turns else None], self.pins
+        text, template = self._text, self._template
+        some = template.shortened(turns)
+        frames = template.frames([*some, turn])
+        if not self.turns:
+            return frames, (), text.tokens, self.pins
+        last = self.turns[-1].unanswered
+        is_next = turns == self.turns
+        before = template.frames([*(some[:-1] if is_next else some), last])
+        if frames.n_same(before, len(some)) == len(some):
+            return frames, turns, text.tokens[: None if is_next else last.start], self.pins
+        frames = template.frames([*turns, turn])
+        n_same = frames.n_same(template.frames([*self.turns[:-1], last]), len(turns))
         layout = lay_out(
             self.llm, template, self._places, turns, text.tokens, self.pins,
             frames=frames, n_same=n_same,
         )  # fmt: skip
-        return layout.turns, layout.tokens, layout.pins
+        return frames, layout.turns, layout.tokens, layout.pins
 
     def _write(
         self,
@@ -306,7 +302,7 @@ class Conversation(Talk):
         if max_tokens is not None and max_tokens < 1:
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
         check_room(self.llm, start + len(tokens))
-        text, self._frames = self._text, frames
+        text = self._text
         before, removed = self._dialogue, text.tokens[start:]
         old_pins, spans = text.pins, text.dropped
         started = text.tokens[turn.part_starts[-1] : turn.end]

@@ -9,7 +9,7 @@ from ..core.text import Text
 from ..core.tokens import n_common
 from ..errors import SettingsError
 from ..writing.cached_text import Span
-from .chat_template import ChatTemplate, Frames
+from .chat_template import ChatTemplate, Frames, fit
 from .turns import Turn
 
 # Spans as in a session's header.
@@ -98,20 +98,22 @@ def lay_out(
     placed = list(turns[:n_same])
     tokens = list(text[: placed[-1].end] if placed else template.opening)
     for n, turn in enumerate(turns[n_same:], n_same):
-        own = template.frames([*placed, turn.unanswered])
-        if frames is not None and not own.starts_like(frames, n):
-            own = frames
+        before = template.shortened(placed)
+        own = template.frames([*before, turn.unanswered])
+        written, at = own, -1
+        if frames is not None and not fit(own.gaps[-1], frames.gaps[n]):
+            written, at = frames, n
         if placed:
             start = len(tokens)
-            tokens += template.lead(own, n, tokens[placed[-1].answer_start :])
+            tokens += template.lead(written, tokens[placed[-1].answer_start :], at)
         else:
             # The first message may merge with the end of the opening into one token.
-            tokens = template.lead(own, 0)
+            tokens = template.lead(written, n=at)
             start = n_common(tokens[:-1], template.opening)
         answer = text[turn.answer_start : turn.end]
         turn = replace(turn, start=start, answer_start=len(tokens))
         if not answer:
-            turn, answer = template.answer([*placed, turn], own, tokens[-1])
+            turn, answer = template.answer([*before, turn], own, tokens[-1])
         tokens += answer
         placed.append(replace(turn, end=len(tokens)))
     pins = _moved(pins, turns, placed)

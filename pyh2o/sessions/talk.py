@@ -12,7 +12,7 @@ from ..writing.finish import FINISH_STOP
 from ..writing.reasoning import drops_reasoning, reasoning_span
 from ..writing.thinking import Thinking
 from ..writing.tools import Call, Tool
-from .chat_template import ChatTemplate, Frames
+from .chat_template import ChatTemplate
 from .layout import Layout, RowShares, lay_out, without
 from .text_session import TextSession
 from .turns import Dialogue, Turn
@@ -25,7 +25,6 @@ class Talk(TextSession):
         self.llm = llm = text_of(llm)
         self._template, self._places = template, places
         self._dialogue = Dialogue()
-        self._frames: Frames | None = None  # the last prompt
         self._text = CachedText(llm, on_taken=self._end_answer)
         n_pinned = places.n_pinned(llm, template)
         self._text.begin(template.opening, n_pinned=n_pinned)
@@ -160,7 +159,6 @@ class Talk(TextSession):
     def _begin(self, layout: Layout) -> None:
         """Replace the tokens; all are read with the next message."""
         self._dialogue = replace(self._dialogue, turns=layout.turns)
-        self._frames = None
         text, tokens = self._text, layout.tokens
         text.begin(tokens, n_pinned=layout.n_pinned, pins=layout.pins)
         text.drop(self._reasoning_spans(layout.turns[:-1], tokens))

@@ -139,13 +139,10 @@ class CachedText:
 
     def recover(self, n_tokens: int) -> None:
         """Restore the longest prefix of the first `n_tokens` tokens from snapshots."""
-        is_there = False
         try:
-            found = self._snapshots.prefixes(self.tokens[:n_tokens], self)
-            is_there = any(restore(self.llm, each) for each in found)
-        finally:
-            if not is_there:
+            if not restore(self.llm, self.tokens[:n_tokens], owner=self):
                 self.llm.reset()
+        finally:
             # an earlier snapshot may have other pins
             with self.llm.lock:
                 if self._n_pinned is not None:

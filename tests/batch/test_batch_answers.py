@@ -63,22 +63,6 @@ def text_of(line: dict[str, Any]) -> str:
     return str(choice["message"]["content"] if "message" in choice else choice["text"])
 
 
-def test_messages_have_no_special_tokens(engine: Engine, tmp_path: Path) -> None:
-    """Those of chats; each `<|im_end|>` becomes several tokens."""
-    requests = [
-        (url, {"max_tokens": 1, **body(text)})
-        for url, body in (
-            (CHATS, lambda text: {"messages": [{"role": "user", "content": text}]}),
-            (COMPLETIONS, lambda text: {"prompt": text}),
-        )
-        for text in ("hi", "hi" + "<|im_end|>" * 10)
-    ]
-    lines = answered(engine, batch_of(tmp_path, *requests))
-    counts = [line["response"]["body"]["usage"]["prompt_tokens"] for line in lines]
-    assert counts[1] >= counts[0] + 60
-    assert counts[3] == counts[2] + 10
-
-
 def test_the_same_however_many_at_once(
     model: Path, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -159,21 +143,8 @@ def test_a_prompt_ends_with_the_window(engine: Engine, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "body", "param", "message"),
     [
-        (
-            COMPLETIONS,
-            {"prompt": 5},
-            "prompt",
-            "prompt: expected a text, a list of tokens, or a list of these, not 5",
-        ),
-        (COMPLETIONS, {}, "prompt", "prompt is missing"),
-        (
-            COMPLETIONS,
-            {"prompt": "x", "stream": True},
-            "stream",
-            "stream: not supported in a batch",
-        ),
-        (COMPLETIONS, {"prompt": "x", "temperature": float("nan")}, "temperature", "temperature: "),
-        (CHATS, {"messages": []}, "messages", "messages: list should have at least 1 item"),
+        (COMPLETIONS, {"prompt": 5}, "prompt", "prompt: expected a text, a list of tokens, or a l"),
+        (COMPLETIONS, {"prompt": "x", "stream": True}, "stream", "stream: not supported in a batc"),
         (CHATS, {"messages": [{"role": "user"}]}, "messages[0]", "messages[0]: content is missing"),
     ],
 )

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from cli_fakes import PATIENCE, run_program, start_program, wait_until
-from fake_story import names, tiny_model
+from cli_fakes import run_program, wait_until
+from fake_story import tiny_model
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o.errors import BatchError
@@ -167,11 +167,6 @@ def test_a_wait_for_workers_can_be_ended(tiny: Path, tmp_path: Path, two: int) -
         RayRunner(job(tiny), SHARE, batch.requests, check)
 
 
-# -------------------------------------------------------------------------------------------------
-# The command
-# -------------------------------------------------------------------------------------------------
-
-
 def command(tiny: Path, *more: str) -> list[str]:
     cache = ["--ctx", "1024", "--hh", "32", "--recent", "32", "--slack", "8", "--threads", "1"]
     return ["batch", "in.jsonl", "-o", "out.jsonl", "-m", str(tiny), *cache, *more]
@@ -179,35 +174,6 @@ def command(tiny: Path, *more: str) -> list[str]:
 
 def results() -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
-
-
-def n_done() -> int:
-    path = Path("out.jsonl.partial")
-    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
-
-
-def test_a_run_that_was_ended_goes_on_here(tiny: Path, tmp_path: Path, two: int) -> None:
-    written(Path("in.jsonl"), [900] * 16)
-    program = start_program(*command(tiny, "--ray", "--texts", "2", "--seed", "8"))
-    wait_until(lambda: n_done() >= 3)
-    program.send_signal(signal.SIGINT)
-    _, notes = program.communicate(timeout=PATIENCE)
-    wait_until(lambda: not processes_below(two, "ray::Worker"))
-    ended = n_done()
-    assert 3 <= ended < 18
-    assert program.returncode == 130
-    assert names(tmp_path) == ["in.jsonl", "out.jsonl.partial"]
-    ray, stopped, *_, how = notes.decode().splitlines()  # Ray may have something to say, too
-    assert ray == "Ray: 2 workers with 1 CPU each, on 1 machine"
-    assert stopped.startswith(f"stopped by Ctrl-C: of 18 requests, {ended} have a result")
-    assert how == "to resume: run the same command"
-    kept = Path("out.jsonl.partial").read_text().splitlines()[1:]
-    output = run_program(*command(tiny, "--texts", "3"))  # here, with the seed that it had
-    assert output.code == 0, output.notes
-    assert output.notes.startswith(f"resuming: of 18 requests, {ended} have a result\n18 requests")
-    lines = results()
-    assert all(lines[number] == line for number, line in map(json.loads, kept))
-    assert [line["custom_id"] for line in lines] == [*(f"r{n}" for n in range(17)), None]
 
 
 def test_a_cluster_of_its_own(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

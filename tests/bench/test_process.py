@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pyh2o.bench.process import Cache, Worker
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
 TRAINED = 1024
@@ -17,10 +17,7 @@ TOKENS = [3 + i * 7919 % 300 for i in range(720)]
 ONE = {"n_threads": 1, "n_threads_batch": 1, "verbose": False}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    return write_tiny_gguf(folder / "tiny.gguf", seed=3, n_ctx_train=TRAINED)
+MODEL: dict[str, Any] = {"seed": 3, "n_ctx_train": TRAINED}
 
 
 def test_cache_evicts_as_the_library_does(path: Path) -> None:

@@ -16,9 +16,7 @@ TRAINED = 300
 """No whole number of the blocks of cells that llama.cpp allocates."""
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=17)
+MODEL: dict[str, Any] = {"seed": 17}
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +72,6 @@ def test_a_window_beyond_computed_positions_is_allowed(tmp_path: Path) -> None:
         with tiny_llama(path, n_ctx=512, evict=False) as llm:
             llm.eval(tokens(TRAINED + 10))
             assert llm.n_tokens == TRAINED + 10
-
-
-@pytest.mark.parametrize("evict", [True, False])
-def test_a_window_that_is_too_small_is_refused(path: Path, evict: bool) -> None:
-    with pytest.raises(SettingsError, match=r"16 tokens is too small: .* at least 32, or 0"):
-        tiny_llama(path, n_ctx=16, evict=evict)
-    with tiny_llama(path, n_ctx=32, evict=evict) as llm:
-        assert llm.n_ctx() == 32
 
 
 def test_a_cache_larger_than_memory_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

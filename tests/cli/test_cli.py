@@ -18,11 +18,6 @@ from tiny_gguf import write_tiny_gguf
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-# -------------------------------------------------------------------------------------------------
-# models and the program itself
-# -------------------------------------------------------------------------------------------------
-
-
 def test_models_list(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     about = "SmolLM2-135M-Instruct Q4_1 by Hugging Face, Apache 2.0"
@@ -80,11 +75,6 @@ def test_a_model_that_is_not_fetched_is_named(arguments: list[str], missing: str
 
 def test_version() -> None:
     assert run("--version") == Output(0, f"pyh2o {pyh2o.__version__}\n", "")
-
-
-# -------------------------------------------------------------------------------------------------
-# Models and settings that cannot be used
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -166,26 +156,7 @@ def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert output.notes == "error: this user has no home folder: set HOME, or PYH2O_CONFIG\n"
 
 
-# -------------------------------------------------------------------------------------------------
-# The real program
-# -------------------------------------------------------------------------------------------------
-
 real = pytest.mark.real
-
-
-@pytest.mark.parametrize("command", [[], ["models"], ["chat"], ["models", "check"], ["serve"]])
-def test_flags_take_no_value_in_the_help(command: list[str]) -> None:
-    shown = run(*command, "--help").text
-    assert "--help" in shown
-    assert "<bool>" not in shown
-
-
-def test_help_has_the_options_in_the_order_of_use() -> None:
-    shown = run("chat", "--help-all").text
-    panels = re.findall(r"^╭─ ([\w ]+?) ─", shown, re.MULTILINE)
-    chat = ["Character", "Saving", "Tools"]
-    assert panels == ["Options", *chat, "Model", "Sampling", "KV cache"]
-    assert re.search(r"--verbose +Show the log", shown)
 
 
 @real

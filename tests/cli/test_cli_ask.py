@@ -104,11 +104,6 @@ def test_refusals_are_errors(model: ScriptedModel) -> None:
     assert model.closed
 
 
-# -------------------------------------------------------------------------------------------------
-# The real program
-# -------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     """What it says is random, and it does not stop before `-n`."""

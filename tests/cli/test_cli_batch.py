@@ -107,11 +107,6 @@ def test_a_file_of_prompts(tiny: Path) -> None:
     assert texts() == sampled
 
 
-# -------------------------------------------------------------------------------------------------
-# What is refused
-# -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -162,19 +157,6 @@ def test_what_a_cluster_cannot_have_is_refused(
     assert names(tmp_path) == ["in.jsonl"]
 
 
-def test_what_one_text_alone_can_have_is_refused(tiny: Path, tmp_path: Path) -> None:
-    write_requests(1)
-    output = run("batch", "in.jsonl", "-o", "out", *small(tiny), "--prefill", "exact")
-    assert output.code == 1
-    assert output.notes.startswith("error: an engine does not support prefill='exact'")
-    assert names(tmp_path) == ["in.jsonl"]
-
-
-# -------------------------------------------------------------------------------------------------
-# Going on
-# -------------------------------------------------------------------------------------------------
-
-
 @real
 def test_a_run_that_was_ended_goes_on_with_what_has_no_result(tiny: Path, tmp_path: Path) -> None:
     write_requests(12, max_tokens=1200, seed=4)
@@ -209,23 +191,6 @@ def break_off(arguments: list[str], *, after: int) -> Output:
     """Run the command on a disk that is full after so many bytes."""
     with full_disk(after):
         return run(*arguments)
-
-
-def test_another_batch_does_not_go_on_with_these_results(tiny: Path, tmp_path: Path) -> None:
-    write_requests(6)
-    arguments = one_at_a_time(tiny)
-    break_off(arguments, after=3500)
-    there = now_there()
-    partial = tmp_path / "out.jsonl.partial"
-    output = run(*arguments, "--ctx", "512")
-    assert output.code == 1
-    assert output.notes == (
-        f"error: {partial} has results of a batch with ctx 1024 instead of 512: use the same ones, "
-        "or start over with force (--force)\n"
-    )
-    assert now_there() == there
-    assert run(*arguments, "--force").code == 0
-    assert names(tmp_path) == ["in.jsonl", "out.jsonl"]
 
 
 def test_existing_results_stay_until_new_ones_are_there(tiny: Path, tmp_path: Path) -> None:

@@ -102,11 +102,6 @@ def problems() -> list[str]:
     return [line.removeprefix("  problem").strip() for line in found]
 
 
-# -------------------------------------------------------------------------------------------------
-# What is said
-# -------------------------------------------------------------------------------------------------
-
-
 def test_a_machine_without_problems(tmp_path: Path) -> None:
     output = run("doctor")
     assert (output.code, output.notes) == (0, "")
@@ -175,11 +170,6 @@ def test_paths_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert without_home(text) == f"~ ~/x '~' {home}hn {home}-x /data{home} ~/a"
     monkeypatch.setenv("HOME", "/")
     assert without_home("/lib") == "/lib"
-
-
-# -------------------------------------------------------------------------------------------------
-# What is wrong
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -287,11 +277,6 @@ def test_a_wrong_configuration_is_a_problem_among_others(
     assert "/dev/null/chats is not writable" in sessions
     assert problem in configuration
     assert run("models", "list").code == 1
-
-
-# -------------------------------------------------------------------------------------------------
-# Where the library cannot be loaded
-# -------------------------------------------------------------------------------------------------
 
 
 def test_a_library_that_is_loaded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,12 +76,6 @@ def test_what_fits_on_a_card(tmp_path: Path) -> None:
     )
 
 
-def test_a_longer_text_takes_a_smaller_model() -> None:
-    output = run("models", "recommend", "--vram", "12.0", "--ctx", "131072")
-    assert "GiB for a text of 131,072 tokens" in output.text
-    assert output.text.endswith("fetch ggml-org/gemma-3-12b-it-GGUF\n")
-
-
 @pytest.mark.parametrize("vram", ["0", "-8", "nan", "1e400", "many"])
 def test_a_size_that_no_card_has(vram: str) -> None:
     for command in (("recommend",), ("check", "tiny.gguf")):

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cli_fakes import run
 from fake_story import FakeModel, options_of
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.policies import Snap
-from pyh2o.writing.sampling import LARGEST_SEED, Sampling
+from pyh2o.writing.sampling import Sampling
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -82,25 +81,7 @@ def test_rows_are_a_fraction_or_a_count(fake: FakeModel, text: str, rows: float)
     assert type(kept.hh) is type(rows)
 
 
-@pytest.mark.parametrize("seed", ["-1", "4294967295"])
-def test_some_seeds_choose_a_new_one(fake: FakeModel, seed: str) -> None:
-    seeds = {options_of(fake, "--seed", seed).sampling.seed for _ in range(3)}
-    assert len(seeds) == 3
-    assert all(0 <= each <= LARGEST_SEED for each in seeds)
-
-
 def test_model_from_the_environment(fake: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYH2O_MODEL", "env.gguf")
     assert options_of(fake).model == Path("env.gguf")
     assert options_of(fake, "-m", "m.gguf").model == Path("m.gguf")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    ["--hh 1", "--recent 1,5", "--kv-type q5_1", "--slack 0", "--seed 4294967296", "--top-p 1.1"],
-)
-def test_wrong_usage(fake: FakeModel, arguments: str) -> None:
-    output = run("generate", "-p", "x", *arguments.split())
-    assert (output.code, output.text) == (2, "")
-    assert "Traceback" not in output.notes
-    assert fake.options is None

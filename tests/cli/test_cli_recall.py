@@ -10,11 +10,12 @@ import pytest
 
 from cli_fakes import run
 from needed import needed
-from pyh2o.cli.options import ModelOptions, RunOptions
+from pyh2o.cli.options import RunOptions
 from pyh2o.errors import ModelError
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 if TYPE_CHECKING:
+    from pyh2o.cache.settings import EvictionSettings
     from pyh2o.cli.serving import Serving
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -99,31 +100,21 @@ def test_what_a_chat_recalls_into(
 
 
 @pytest.mark.parametrize("command", [["serve", "--port=0"], ["chat", "--web"]], ids=str)
-@pytest.mark.parametrize(
-    ("arguments", "recall", "mib"),
-    [([], None, None), (["--recall=0.2", "--recall-mib=7"], 0.2, 7)],
-    ids=str,
-)
 def test_what_a_server_recalls_into(
-    tiny: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: list[str],
-    arguments: list[str],
-    recall: float | None,
-    mib: int | None,
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     """As a chat that is not saved, so that a chat of the terminal goes on there."""
     needed("pyh2o.server", name="the server's packages")
-    served: list[ModelOptions] = []
+    served: list[EvictionSettings] = []
 
     def sources(serving: Serving, _given: object) -> None:
-        served.append(serving.options)
+        served.append(serving.options.eviction)
         raise ModelError("not now")
 
     monkeypatch.setattr("pyh2o.cli.serving.model_sources", sources)
-    assert run(*command, "-m", str(tiny), *arguments).notes == "error: not now\n"
-    eviction = served[0].eviction
-    assert (eviction.recall, eviction.recall_mib) == (recall, mib)
+    for arguments in ((), ("--recall=0.2", "--recall-mib=7")):
+        assert run(*command, "-m", str(tiny), *arguments).notes == "error: not now\n"
+    assert [(each.recall, each.recall_mib) for each in served] == [(None, None), (0.2, 7)]
 
 
 def test_nothing_was_recalled(tiny: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cli_fakes import ENDLESS, PATIENCE, run, run_program, start_program
-from research.eval.__main__ import main as evaluate
 from rpc_servers import RPCServer, needs_rpc, rpc_server, unused_address
 from tiny_gguf import write_tiny_gguf
 
@@ -88,25 +86,6 @@ def test_nobody_listens(path: Path, command: str) -> None:
     assert output.code == 1
     (line,) = output.notes.splitlines()
     assert line.startswith(f"error: no RPC server can be reached at {address}")
-
-
-def test_what_is_no_server(path: Path) -> None:
-    output = run("generate", "--model", str(path), "-p", "a", "--rpc", "here")
-    assert output.code == 1
-    assert output.notes.startswith("error: 'here' is not a server: give host:port")
-
-
-def test_measuring_on_a_server(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("text.txt").write_text("a quick brown fox jumps over the lazy dog. " * 20)
-    with rpc_server() as address:
-        given = ["fidelity", "--model", str(path), "--text", "text.txt", "--tokens", "64"]
-        given += ["--budget", "16", "--policy", "h2o", "--threads", "1"]
-        evaluate([*given, "--rpc", address, "--json", "a.json"])
-    assert "h2o" in capsys.readouterr().out
-    data = json.loads(Path("a.json").read_text())
-    assert data["basis"]["--rpc"] == 1
-    assert data["basis"]["--gpu-layers"] == -1
-    assert address not in Path("a.json").read_text()
 
 
 def test_processes_do_not_share_a_server(path: Path) -> None:

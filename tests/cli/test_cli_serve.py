@@ -50,11 +50,6 @@ def chat(client: openai.OpenAI, **arguments: Any) -> Any:
     return client.chat.completions.create(messages=MESSAGES, **arguments)
 
 
-# -------------------------------------------------------------------------------------------------
-# The real program
-# -------------------------------------------------------------------------------------------------
-
-
 @real
 def test_serve_talks_to_openai_s_client(server: Any) -> None:
     address = server.address()
@@ -122,26 +117,6 @@ def test_several_models_answer(paths: dict[str, Path]) -> None:
 
 
 @real
-def test_messages_that_clients_drop_are_kept_on_demand(paths: dict[str, Path]) -> None:
-    options = ("--port", "0", *BUDGET, "--texts", "1", "--keep-dropped")
-    with Program("--model", paths["first"], *options) as server:
-        client = loopback.openai_client(server.address())
-        talk: Any = []
-        for turn in range(4):
-            talk.append({"role": "user", "content": f"in turn {turn} I said: {'and so on ' * 5}"})
-            answer = client.chat.completions.create(
-                model="first",
-                messages=talk[-5:],
-                max_tokens=9,
-                logit_bias=loopback.NO_END,
-                extra_body={"grammar": "root ::= [ab]+"},
-            )
-            talk.append({"role": "assistant", "content": answer.choices[0].message.content})
-        assert answer.usage.prompt_tokens_details.dropped_tokens > 0
-        server.stop()
-
-
-@real
 def test_missing_packages_are_named() -> None:
     program = "import sys; sys.modules['fastapi'] = None; from pyh2o.cli.app import main; main()"
     done = subprocess.run(
@@ -157,11 +132,6 @@ def test_missing_packages_are_named() -> None:
         f"error: the server needs the package fastapi: {sys.executable} -m pip install "
         "'pyh2o-llm[server]'\n"
     )
-
-
-# -------------------------------------------------------------------------------------------------
-# What it says, and what it refuses
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

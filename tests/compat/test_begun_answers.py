@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llama_cpp.llama_chat_format import CHATML_CHAT_TEMPLATE
 
 from pyh2o import Llama
 from sampled_answers import said, sampled_alone, words
@@ -79,11 +78,3 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
         llm.chat_format = "zephyr"
         with pytest.raises(ValueError, match="or omit chat_format"):
             llm.create_chat_completion(TALK, continue_final_message=True)
-
-
-def test_formats_that_llama_cpp_knows_by_their_template_go_on(tmp_path: Path) -> None:
-    path = write_chat_gguf(tmp_path / "tiny.gguf", CHATML_CHAT_TEMPLATE)
-    with tiny_llama(path, **SETTINGS) as llm:
-        assert llm.chat_format == "chatml"
-        prompt = prompt_of(llm, TALK, continue_final_message=True)
-        assert prompt.endswith("<|im_start|> assistant\nSure:\n")

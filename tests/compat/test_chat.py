@@ -264,25 +264,6 @@ def test_other_formats_refuse_what_they_cannot_do(tmp_path: Path) -> None:
             llm.create_chat_completion(HELLO, reasoning_budget=3)
 
 
-def test_results_of_tools_go_back(models: dict[str, Llama], answers: deque[str]) -> None:
-    """And go on in the same cache: a hundred calls, and none is read again."""
-    llm = models[QWEN3]
-    llm.reset()
-    messages: list[Any] = [*HELLO]
-    n_read: list[int] = []
-    llm.text.prompt_progress = lambda done, of_all: n_read.append(of_all)
-    for number in range(100):
-        answers.append(CALL)
-        before = len(n_read)
-        made = llm.create_chat_completion(messages, tools=TOOLS, **GREEDY)
-        message = made["choices"][0]["message"]
-        assert message["tool_calls"]
-        result = {"role": "tool", "content": f"{number} degrees"}
-        messages += [message, {**result, "tool_call_id": message["tool_calls"][0]["id"]}]
-        assert number == 0 or max(n_read[before:]) < 100
-    assert llm.kv.tokens_evicted > 0
-
-
 OTHERWISE = '<tool_call>\n{"name": "weather","arguments": { "city":"Rome"} }\n</tool_call>'
 
 

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conversations import next_logits
 from pyh2o import Conversation, Llama
 from pyh2o.errors import (
     ModelError,
     NativeError,
     SettingsError,
-    StateError,
     TextError,
     UnsupportedModelError,
 )
@@ -30,14 +28,7 @@ from tiny_llama import tiny_llama
 N_CTX_TRAIN = 400
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(
-        tmp_path_factory.mktemp("model") / "tiny.gguf",
-        seed=4,
-        n_ctx_train=N_CTX_TRAIN,
-        chat_template=CHAT_TEMPLATE,
-    )
+MODEL: dict[str, Any] = {"seed": 4, "n_ctx_train": N_CTX_TRAIN, "chat_template": CHAT_TEMPLATE}
 
 
 @pytest.fixture
@@ -264,23 +255,6 @@ def test_some_seeds_choose_a_new_one(path: Path, seed: int) -> None:
             for asked in ({}, {"seed": seed}, {"seed": seed}):
                 texts.add(llm("A", max_tokens=12, **asked)["choices"][0]["text"])
     assert len(texts) == 9
-
-
-@pytest.mark.parametrize("n_bytes", [2000, 8000])
-def test_a_refused_state_spoils_no_later_text(tmp_path: Path, n_bytes: int) -> None:
-    """Its rows were no numbers, and the cells that they were read into are used again."""
-    file = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, n_layer=2)
-    with tiny_llama(file, n_ctx=128, hh=12, recent=12, slack=8) as llm:
-        llm.eval([5, 6, 7])
-        expected = next_logits(llm)
-        llm.eval([7] * 25)
-        state = bytearray(llm.kv_state())
-        end = len(state) - 8  # of what the checksum is of
-        state[end - n_bytes : end] = b"\xff\x7e" * (n_bytes // 2)
-        with pytest.raises(StateError):
-            llm.load_kv_state(bytes(state), [5, 6, 7] + [7] * 25)
-        llm.eval([5, 6, 7])
-        np.testing.assert_array_equal(next_logits(llm), expected)
 
 
 LONE = "a\ud800"

@@ -14,27 +14,17 @@ from pyh2o.cache.settings import ARCHIVE_MIB, default_archive_mib
 from pyh2o.core.arguments import load_model
 from pyh2o.errors import SettingsError
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, tiny_llama
+from tiny_llama import random_tokens, tiny_llama
 
 N_VOCAB = 384
 CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 50, "recent": 52, "slack": 30, "recall": 32}
-# Rows as they were computed, in the archive as well.
-EXACT: dict[str, Any] = {**EXACT_ROWS, "recall_type": "f32", "attention": "ops"}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    return write_tiny_gguf(folder / "tiny.gguf", seed=4, n_ctx_train=400)
+MODEL: dict[str, Any] = {"seed": 4, "n_ctx_train": 400}
 
 
 def recalling_llama(path: Path, **settings: Any) -> Llama:
     return tiny_llama(path, **{**CACHE, **settings})
-
-
-def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
-    tokens: list[int] = rng.integers(3, N_VOCAB, n).tolist()
-    return tokens
 
 
 def some_answer(llm: Llama, prompt: list[int], n: int = 12) -> list[int]:
@@ -63,11 +53,6 @@ def test_heads_that_have_no_codes(tmp_path: Path, rng: np.random.Generator) -> N
         recalling_llama(path, attention="ops")
 
 
-# -------------------------------------------------------------------------------------------------
-# Finding
-# -------------------------------------------------------------------------------------------------
-
-
 def test_it_is_on_by_default(path: Path) -> None:
     llm = Llama(str(path), n_ctx=256, n_threads=1)
     assert llm.text.model.recalls
@@ -93,19 +78,6 @@ def test_the_archive_may_take_a_quarter_of_the_free_memory(
 )
 def test_less_memory_leaves_a_smaller_archive(free_gib: int, n_texts: int, mib: int) -> None:
     assert default_archive_mib(free_gib * 2**30, n_texts) == mib
-
-
-def test_found_rows_get_a_share_of_the_attention(path: Path, rng: np.random.Generator) -> None:
-    llm = recalling_llama(path)
-    assert (llm.kv.n_looked, llm.kv.found_share) == (0, 0)
-    llm.eval(random_tokens(rng, 60))
-    assert (llm.kv.n_looked, llm.kv.found_share) == (60, 0)
-    llm.text.read(random_tokens(rng, 200))
-    kv = llm.kv
-    assert kv.n_looked == 200
-    assert 0 < kv.found_share < 1
-    assert kv.used <= kv.capacity == 100
-    assert 0 < kv.archived < llm.n_tokens
 
 
 def test_what_is_found_is_known_since_the_prompt(path: Path, rng: np.random.Generator) -> None:
@@ -140,28 +112,6 @@ def test_passages_are_of_the_text(path: Path) -> None:
         assert before.end <= after.start
 
 
-# -------------------------------------------------------------------------------------------------
-# Without recall, or without eviction
-# -------------------------------------------------------------------------------------------------
-
-
-def test_without_recall_there_is_no_archive(path: Path, rng: np.random.Generator) -> None:
-    reading, evaluating = (recalling_llama(path, recall=0, logits_all=True) for _ in range(2))
-    tokens = random_tokens(rng, 200)
-    for part in (tokens[:150], tokens[150:]):
-        reading.text.read(part)
-        evaluating.eval(part)
-    np.testing.assert_array_equal(reading.scores[:200], evaluating.scores[:200])
-    kv = reading.kv
-    assert (kv.found_share, kv.archived, kv.bytes_archive) == (0, 0, 0)
-    assert reading.recalled() == []
-    assert not reading.text.model.recalls
-
-
-def test_a_vocabulary_takes_any_settings(path: Path) -> None:
-    assert recalling_llama(path, vocab_only=True).tokenize(b"text")
-
-
 def test_an_archive_may_be_larger_than_any_memory(path: Path, rng: np.random.Generator) -> None:
     tokens = random_tokens(rng, 200)
     archived = []
@@ -179,47 +129,3 @@ def test_a_limit_below_a_page_is_refused(tmp_path: Path) -> None:
     cause = r"eviction cannot start: the archive's limit is less than .*: raise .*--recall-mib"
     with pytest.raises(SettingsError, match=cause):
         recalling_llama(path, recall_type="f32", recall_mib=1)
-
-
-# -------------------------------------------------------------------------------------------------
-# The same answer
-# -------------------------------------------------------------------------------------------------
-
-
-def next_prompt(rng: np.random.Generator, before: list[int]) -> list[int]:
-    """One that has some of the beginning of another, and goes on otherwise."""
-    n_shared = int(rng.choice([rng.integers(0, len(before)), len(before) - 1, 0]))
-    other = [(before[n_shared] - 2) % (N_VOCAB - 3) + 3]
-    return before[:n_shared] + other + random_tokens(rng, int(rng.integers(0, 100)))
-
-
-def test_a_prompt_gets_the_answer_it_gets_alone(path: Path, rng: np.random.Generator) -> None:
-    """Whatever was asked before of the same beginning, where it goes on otherwise."""
-    exact: dict[str, Any] = {**EXACT_ROWS, "recall_type": "f32"}
-    used, alone = recalling_llama(path, **exact), recalling_llama(path, **exact)
-    n_reused, before = 0, random_tokens(rng, 170)
-    for i in range(40):
-        prompt = next_prompt(rng, before)
-        read: list[int] = []
-        used.text.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
-        mine = some_answer(used, prompt)
-        n_reused += bool(read) and read[-1] < len(prompt) - 1
-        alone.reset()
-        assert mine == some_answer(alone, prompt), f"{len(prompt)} tokens"
-        if i % 4 == 0:
-            used.eval(random_tokens(rng, int(rng.integers(1, 60))))
-        before = prompt[:200]
-    assert n_reused > 0
-
-
-def test_questions_about_one_text_do_not_read_it_again(
-    path: Path, rng: np.random.Generator
-) -> None:
-    llm = recalling_llama(path, slack=180, n_batch=16)
-    text = random_tokens(rng, 300)
-    for i in range(4):
-        read: list[int] = []
-        llm.text.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
-        some_answer(llm, text + random_tokens(rng, 40))
-        assert llm.kv.found_share > 0
-        assert read[-1] < 300 or i == 0

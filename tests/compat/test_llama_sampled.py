@@ -23,27 +23,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 TRIMMING = CHATML.replace("{{ message.content }}", "{{ message.content | trim }}")
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_gguf(tmp_path_factory.mktemp("sampled") / "tiny.gguf", CHATML)
+MODEL: dict[str, Any] = {"template": CHATML}
 
 
 @pytest.fixture(params=SETTINGS)
 def llm(request: pytest.FixtureRequest, path: Path) -> Iterator[Llama]:
     with tiny_llama(path, **SETTINGS[request.param]) as model:
         yield model
-
-
-class Counter:
-    """Counts the tokens that a model evaluates."""
-
-    def __init__(self, llm: Llama) -> None:
-        self._batcher = llm.text.model.batcher
-        self._before = self._batcher.counts.tokens
-
-    @property
-    def n(self) -> int:
-        return self._batcher.counts.tokens - self._before
 
 
 def spaced() -> LlamaGrammar:
@@ -55,20 +41,6 @@ def ask(llm: Llama, messages: list[Any], **arguments: Any) -> tuple[str, dict[st
     arguments = {"max_tokens": 20, **sampled_alone(), **arguments}
     answer: Any = llm.create_chat_completion(messages, **arguments)
     return answer["choices"][0]["message"]["content"], answer["usage"]
-
-
-@pytest.mark.parametrize("mark", ["", "<|im_end|>"])
-def test_a_chat_evaluates_only_what_is_new(llm: Llama, rng: np.random.Generator, mark: str) -> None:
-    messages, used = [said(words(rng, 16) + mark)], 0
-    for _ in range(5):
-        counter = Counter(llm)
-        text, usage = ask(llm, messages)
-        n_new = usage["prompt_tokens"] - max(0, used - 1)
-        assert counter.n <= n_new + usage["completion_tokens"] - 1
-        used = usage["total_tokens"]
-        messages += [said(text, by="assistant"), said(words(rng, 2) + mark)]
-    assert llm.kv.position == used - 1
-    assert llm.kv.compactions > 0 or not llm.evicting
 
 
 def test_a_stop_string_is_cut_off_the_tokens_too(llm: Llama, rng: np.random.Generator) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from pyh2o import Llama
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
 N_VOCAB = 384
@@ -19,9 +18,7 @@ N_ANSWER = 12
 CACHE = {"n_ctx": 256, "hh": 30, "recent": 30, "slack": 30, "type_k": 0, "type_v": 0}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=4)
+MODEL: dict[str, Any] = {"seed": 4}
 
 
 def answer(llm: Llama, prompt: list[int]) -> list[int]:

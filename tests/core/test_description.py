@@ -66,11 +66,6 @@ def _kind(layer: Layer) -> str:
     return "+".join(parts) or "nothing"
 
 
-# -------------------------------------------------------------------------------------------------
-# Layers
-# -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arch_variant", "expected"),
     [
@@ -109,11 +104,6 @@ def test_layers_equal_those_of_a_loaded_model(tmp_path: Path) -> None:
             with pytest.raises(NativeError):
                 layer_of(address, number)
     assert tuple(layers) == describe_model(path).layers
-
-
-# -------------------------------------------------------------------------------------------------
-# Memory
-# -------------------------------------------------------------------------------------------------
 
 
 # Other arguments of `tiny_llama`.
@@ -186,11 +176,6 @@ def test_the_default_window_is_the_trained_context_or_the_maximum(tmp_path: Path
     assert (found.trained_context, found.window) == (10**6, LARGEST_WINDOW_BY_DEFAULT)
 
 
-# -------------------------------------------------------------------------------------------------
-# Other facts
-# -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arch_variant", "expected", "goes_on"),
     [
@@ -240,11 +225,6 @@ def test_the_description_is_valid_json(tmp_path: Path) -> None:
     assert record["budget"]["recent"] == 409
     refused = describe_model(tiny(tmp_path, "encoder")).record()
     assert refused["full"] is refused["evicting"] is refused["budget"] is None
-
-
-# -------------------------------------------------------------------------------------------------
-# Files
-# -------------------------------------------------------------------------------------------------
 
 
 def test_weights_are_not_read(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
-import numpy as np
 import pytest
 from llama_cpp.llama_tokenizer import LlamaHFTokenizer
 
@@ -17,11 +16,6 @@ from pyh2o.core.detokenizer import CONTEXT_TOKENS, ContextDetokenizer, PieceDeto
 from spacing_tokenizer import SpacingTokenizer
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_parent
-
-
-@pytest.fixture
-def dice(rng: np.random.Generator) -> random.Random:
-    return random.Random(int(rng.integers(2**32)))
 
 
 @pytest.fixture(scope="module")

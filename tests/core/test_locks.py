@@ -13,13 +13,9 @@ import pytest
 
 from pyh2o import Llama
 from pyh2o.errors import BusyError, ClosedError, ForkedError
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=4)
+MODEL: dict[str, Any] = {"seed": 4}
 
 
 @pytest.fixture(params=[True, False], ids=["evicting", "full"])

@@ -5,30 +5,34 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
 
-from pyh2o import Llama
 from pyh2o.cache.native import attach
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.core.model import Model
 from pyh2o.core.parameters import Parameters
 from pyh2o.core.prefixes import keep_prefix, prefix_kept
-from pyh2o.core.projector import is_of_picture
 from pyh2o.core.text import Text
 from pyh2o.core.weights import address
 from pyh2o.errors import PictureError, StateError
 from tiny_llama import EXACT_ROWS, ONE_THREAD, assert_same_cache, tiny_parent
-from tiny_pictures import logits_of_mtmd, mark_of, tiny_seer, write_models
+from tiny_pictures import (
+    ALL,
+    FEW,
+    TAIL,
+    WINDOW,
+    first_of_picture,
+    logits_after,
+    mark_of,
+    tiny_seer,
+    tokens_of,
+    write_models,
+)
 from tiny_projector import N_PATCHES, png
 
-WINDOW = 1024
-ALL: dict[str, Any] = {"n_ctx": WINDOW, "hh": WINDOW // 2, "recent": WINDOW // 2}
-FEW: dict[str, Any] = {"n_ctx": WINDOW, "hh": 24, "recent": 24, "slack": 16}
-TAIL = " and then the hare runs over the hill, " * 3
 # Windows use flash attention in f16.
 CLOSE = {"rtol": 0, "atol": 0.01}
 
@@ -39,54 +43,6 @@ Models = tuple[Path, Path]
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("seer")
     return write_models(folder, kind="gemma3", arch_variant=request.param, n_layer=4)
-
-
-def tokens_of(llm: Llama, prompt: str, *pictures: bytes) -> list[int]:
-    """Return the tokens of a prompt with {} for each picture."""
-    marks = [mark_of(llm, picture) for picture in pictures]
-    return llm.tokenize(prompt.format(*marks).encode(), special=True)
-
-
-def first_of_picture(tokens: list[int]) -> int:
-    return next(n for n, token in enumerate(tokens) if is_of_picture(token))
-
-
-def logits_after(llm: Llama, tokens: list[int]) -> np.ndarray:
-    llm.reset()
-    llm.eval(tokens)
-    return llm.text.logits[-1].copy()
-
-
-@pytest.mark.parametrize("attention", ["ops", "auto"])
-@pytest.mark.parametrize("evict", [True, False])
-@pytest.mark.parametrize("prompt", ["look: {} here", "{} and {} at once", "one {}{} two"])
-def test_logits_equal_mtmds(prompt: str, evict: bool, attention: str, models: Models) -> None:
-    pictures = [png(number) for number in range(prompt.count("{}"))]
-    expected, n = logits_of_mtmd(models, prompt.replace("{}", "<__media__>"), pictures)
-    with tiny_seer(models, evict=evict, attention=attention, **ALL, **EXACT_ROWS) as llm:
-        tokens = tokens_of(llm, prompt, *pictures)
-        found = logits_after(llm, tokens)
-    assert n == len(tokens)
-    assert sum(map(is_of_picture, tokens)) == N_PATCHES * len(pictures)
-    tolerance = {"rtol": 0, "atol": 0} if attention == "ops" else CLOSE
-    np.testing.assert_allclose(found, expected, **tolerance)
-
-
-def test_retrieving_all_rows_of_pictures_equals_the_full_cache(models: Models) -> None:
-    """Invariant 10."""
-    prompt, pictures = "a {} b {} c {}" + TAIL, [png(number) for number in range(3)]
-    expected, _ = logits_of_mtmd(models, prompt.replace("{}", "<__media__>"), pictures)
-    exact = {**EXACT_ROWS, "attention": "portable", "recall_type": "f32"}
-    for recall in (0, 500):
-        rows = {"hh": FEW["hh"] + recall, "recall": recall}
-        with tiny_seer(models, **{**FEW, **exact, **rows}) as llm:
-            found = logits_after(llm, tokens_of(llm, prompt, *pictures))
-            assert llm.kv.rows_evicted > 0
-            assert llm.kv.used <= llm.kv.capacity
-        if recall:
-            np.testing.assert_allclose(found, expected, **CLOSE)
-        else:
-            assert np.abs(found - expected).max() > 0.05
 
 
 def test_reading_in_two_calls_equals_reading_in_one(models: Models) -> None:

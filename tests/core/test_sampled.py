@@ -101,11 +101,6 @@ def random_text(llm: Llama, rng: np.random.Generator, n: int) -> str:
     return "".join(rng.choice(parts, n))
 
 
-# -------------------------------------------------------------------------------------------------
-# Text
-# -------------------------------------------------------------------------------------------------
-
-
 def test_reused_tokens_keep_the_text_of_a_prompt(llm: Llama, cases: Cases) -> None:
     """Invariant 12, for any recorded texts and any point where the prompt leaves them."""
     n_others = 0
@@ -176,11 +171,6 @@ def test_a_special_token_matches_no_bytes(llm: Llama) -> None:
         assert sampled.as_sampled(llm.text.model, [*tokens, newline]) == [*tokens, newline]
 
 
-# -------------------------------------------------------------------------------------------------
-# Which text is used, and how many are recorded
-# -------------------------------------------------------------------------------------------------
-
-
 def test_the_newest_of_equal_texts_is_used(llm: Llama, cases: Cases) -> None:
     """Even if an older one continues like the prompt or has the tokenizer's tokens."""
     prompt, answer, question = cut(llm, "abba\n"), "abbaabbababb", "\n x\n"
@@ -241,11 +231,6 @@ def test_no_more_texts_are_recorded_than_a_prompt_is_compared_with(llm: Llama) -
     assert sampled._count() == 3 * 3
 
 
-# -------------------------------------------------------------------------------------------------
-# Which prompts
-# -------------------------------------------------------------------------------------------------
-
-
 def test_only_unchanged_tokens_of_a_text_are_text(llm: Llama) -> None:
     tokens = llm.tokenize(b"abc")
     assert isinstance(tokens, TextTokens)
@@ -266,11 +251,6 @@ def test_other_tokenizers_are_not_used(
     other = LlamaHFTokenizer(SpacingTokenizer([b" a"]))
     monkeypatch.setattr(llm.text.model, "tokenizer", other)
     assert sampled.as_sampled(llm.text.model, tokens) is tokens
-
-
-# -------------------------------------------------------------------------------------------------
-# Answers that a template renders differently
-# -------------------------------------------------------------------------------------------------
 
 
 def test_an_answer_is_recognised_as_rendered_by_the_template(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,7 @@ from many_texts import at_once, llama_in, tiny_engine
 from pyh2o.cache import aborting
 from pyh2o.core.batcher import MIN_ABORTABLE
 from pyh2o.engine import Engine
-from tiny_gguf import write_tiny_gguf
-from tiny_llama import tiny_llama
+from tiny_llama import random_tokens, tiny_llama
 
 N_VOCAB = 384
 SLACK = 20
@@ -28,50 +28,13 @@ def _asked_at_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aborting, "INTERVAL", 0)
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("engine")
-    return write_tiny_gguf(folder / "tiny.gguf", seed=11, n_layer=6, head_size=64)
+MODEL: dict[str, Any] = {"seed": 11, "n_layer": 6, "head_size": 64}
 
 
 @pytest.fixture
 def engine(path: Path) -> Iterator[Engine]:
     with tiny_engine(path, texts=3, **BUDGET) as engine:
         yield engine
-
-
-def some_tokens(rng: np.random.Generator, n: int) -> list[int]:
-    tokens: list[int] = rng.integers(3, N_VOCAB, n).tolist()
-    return tokens
-
-
-@pytest.mark.parametrize("recall", [0, 12])
-def test_a_text_goes_on_as_if_it_had_never_been_broken_off(
-    path: Path, rng: np.random.Generator, recall: int
-) -> None:
-    alone = tiny_llama(path, recall=recall, **BUDGET)
-    tokens = some_tokens(rng, 160)
-    with tiny_engine(path, texts=2, recall=recall, **BUDGET) as engine, llama_in(engine) as llm:
-        llm.reset()
-        n_broken = 0
-        while llm.n_tokens < len(tokens):
-            llm.text.while_reading = Countdown(int(rng.integers(1, 150)))
-            before = llm.n_tokens
-            try:
-                llm.eval(tokens[llm.n_tokens :])
-            except StopError:
-                n_broken += 1
-            assert llm.n_tokens >= before
-            assert llm.input_ids[: llm.n_tokens].tolist() == tokens[: llm.n_tokens]
-            if n_broken > 12:
-                llm.text.while_reading = None
-                llm.eval(tokens[llm.n_tokens :])
-        alone.eval(tokens)
-        assert n_broken > 5
-        np.testing.assert_array_equal(alone.scores[:160], llm.scores[:160])
-        for layer in range(llm.text.n_layer):
-            for mine, others in zip(llm.kv_rows(layer), alone.kv_rows(layer), strict=True):
-                np.testing.assert_array_equal(mine, others)
 
 
 @pytest.fixture
@@ -86,7 +49,7 @@ def test_what_was_read_beside_others_stays(
 ) -> None:
     """A batch that others divide is broken off in one of its pieces."""
     engine = dividing
-    tokens, more = some_tokens(rng, WIDE["slack"]), some_tokens(rng, 40)
+    tokens, more = random_tokens(rng, WIDE["slack"]), random_tokens(rng, 40)
     parts: list[int] = []
     writes, ends = threading.Event(), threading.Event()
 
@@ -135,7 +98,7 @@ def test_what_was_read_beside_others_stays(
 def test_no_token_is_drawn_from_logits_that_are_gone(
     engine: Engine, rng: np.random.Generator
 ) -> None:
-    tokens = some_tokens(rng, 10)
+    tokens = random_tokens(rng, 10)
     drawn = []
     for breaks in (False, True):
         with llama_in(engine) as llm:
@@ -144,7 +107,7 @@ def test_no_token_is_drawn_from_logits_that_are_gone(
             if breaks:
                 llm.text.while_reading = Countdown(50)
                 with pytest.raises(StopError):
-                    llm.eval(some_tokens(rng, MIN_ABORTABLE))
+                    llm.eval(random_tokens(rng, MIN_ABORTABLE))
             llm.text.while_reading = None
             drawn.append(next(llm.generate(tokens, temp=0.0)))
     assert drawn[0] == drawn[1]
@@ -154,4 +117,4 @@ def test_nobody_is_asked_for_the_next_text(engine: Engine, rng: np.random.Genera
     with llama_in(engine) as llm:
         llm.text.while_reading = Countdown(1)
     with llama_in(engine) as llm:
-        llm.eval(some_tokens(rng, SLACK))
+        llm.eval(random_tokens(rng, SLACK))

@@ -6,6 +6,7 @@ import contextlib
 import platform
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +24,7 @@ N_VOCAB = 384
 BUDGET = {"hh": 24, "recent": 16, "slack": 12, "n_ctx": 256}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("engine") / "tiny.gguf", seed=11)
+MODEL: dict[str, Any] = {"seed": 11}
 
 
 @pytest.fixture
@@ -63,31 +62,6 @@ def n_read(engine: Engine, prompt: list[int]) -> int:
     before = engine.batches.tokens
     complete(engine, prompt, 1)
     return engine.batches.tokens - before
-
-
-def test_a_conversation_goes_on_where_it_was(engine: Engine, rng: np.random.Generator) -> None:
-    """In its place, whoever else has come and gone in the others."""
-    prompt = rng.integers(3, N_VOCAB, 70).tolist()
-    text = complete(engine, prompt, 10)
-    for _ in range(N_PLACES - 1):
-        complete(engine, rng.integers(3, N_VOCAB, 30).tolist(), 5)
-    assert n_read(engine, [*text, 5, 6, 7]) == 4  # the newest token, too
-
-
-def test_a_conversation_that_lost_its_place_comes_back(
-    engine: Engine, rng: np.random.Generator
-) -> None:
-    text = complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 10)
-    with tiny_llama(Path(engine.model.path), **BUDGET) as alone:
-        expected = next(alone.generate([*text, 5, 6, 7], temp=0.0))
-    for _ in range(2 * N_PLACES):
-        complete(engine, rng.integers(3, N_VOCAB, 30).tolist(), 5)
-    before = engine.batches.tokens
-    assert complete(engine, [*text, 5, 6, 7], 1)[-1] == expected
-    assert engine.batches.tokens - before == 4
-    stored = engine.stored
-    assert (stored.moved_in, stored.dropped) == (1, 0)
-    assert stored.moved_out >= N_PLACES
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="ggml's products of other processors")
@@ -191,14 +165,6 @@ def test_the_store_drops_what_is_oldest(path: Path, rng: np.random.Generator) ->
         assert stored.dropped + stored.texts == stored.moved_out == 29
         assert n_read(engine, [*texts[0], 5]) == len(texts[0]) + 1
         assert n_read(engine, [*texts[-2], 5]) == 2
-
-
-def test_without_a_store_texts_are_read_again(path: Path, rng: np.random.Generator) -> None:
-    with tiny_engine(path, texts=1, store_mib=0, **BUDGET) as engine:
-        text = complete(engine, rng.integers(3, N_VOCAB, 40).tolist(), 5)
-        complete(engine, rng.integers(3, N_VOCAB, 40).tolist(), 5)
-        assert n_read(engine, [*text, 5]) == len(text) + 1
-        assert engine.stored.texts == 0
 
 
 def test_what_many_texts_begin_with_is_read_once(engine: Engine, rng: np.random.Generator) -> None:

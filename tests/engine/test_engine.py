@@ -18,13 +18,12 @@ import pytest
 from gguf import GGMLQuantizationType
 from llama_cpp import LogitsProcessorList
 
-from many_texts import ask, at_once, llama_in, random_pieces, read_by_pieces, tiny_engine
+from many_texts import at_once, llama_in, random_pieces, read_by_pieces, tiny_engine
 from own_memory import own_bytes
 from pyh2o import Llama
 from pyh2o.core.batcher import Pace
 from pyh2o.engine import Engine
-from pyh2o.errors import BusyError, ClosedError, SettingsError
-from pyh2o.writing.events import Usage
+from pyh2o.errors import ClosedError, SettingsError
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama
 
@@ -35,9 +34,7 @@ BUDGET = {"hh": 24, "recent": 16, "slack": 12, "n_ctx": 256}
 VARIANTS = {"llama": 2, "sliding_window": 4, "qwen35": 4, "mla": 3, "falcon-h1": 3}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("engine") / "tiny.gguf", seed=11)
+MODEL: dict[str, Any] = {"seed": 11}
 
 
 @pytest.fixture
@@ -56,11 +53,6 @@ def test_a_place_takes_no_memory_for_logits_of_whole_batches(tmp_path: Path) -> 
         with tiny_engine(model, texts=9, **budget) as engine:
             logits_of_a_batch = engine.model.n_batch * n_vocab * 4
             assert own_bytes() - before < 8 * logits_of_a_batch / 2
-
-
-# -------------------------------------------------------------------------------------------------
-# The same as alone
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -150,26 +142,6 @@ def test_not_a_bit_depends_on_the_others(
         np.testing.assert_array_equal(mine, theirs, err_msg=f"{len(prompt)} tokens")
 
 
-# -------------------------------------------------------------------------------------------------
-# Coming and going
-# -------------------------------------------------------------------------------------------------
-
-
-def test_more_texts_than_slots_take_turns(engine: Engine) -> None:
-    most = 0
-
-    def work() -> None:
-        nonlocal most
-        with llama_in(engine) as llm:
-            most = max(most, engine.n_running)
-            llm.reset()
-            llm.eval([3, 4, 5])
-
-    at_once([work] * 12)
-    assert most <= N_PLACES
-    assert (engine.n_running, engine.n_waiting) == (0, 0)
-
-
 def test_who_is_more_important_gets_a_place_first(path: Path) -> None:
     order: list[int] = []
     with tiny_engine(path, texts=1, **BUDGET) as engine:
@@ -187,14 +159,6 @@ def test_who_is_more_important_gets_a_place_first(path: Path) -> None:
         for thread in threads:
             thread.join()
     assert order == [2, 1, 0]
-
-
-def test_waiting_has_an_end(path: Path) -> None:
-    with tiny_engine(path, texts=1, **BUDGET) as engine, llama_in(engine):
-        message = r"no slot was free for 0\.01 seconds"
-        with pytest.raises(BusyError, match=message), llama_in(engine, wait_seconds=0.01):
-            pass
-        assert engine.n_waiting == 0
 
 
 def test_a_wait_ends_when_nobody_wants_the_text(path: Path) -> None:
@@ -344,11 +308,6 @@ def test_what_only_one_text_can_have_is_refused(
         tiny_engine(path, **settings)
 
 
-# -------------------------------------------------------------------------------------------------
-# What is told
-# -------------------------------------------------------------------------------------------------
-
-
 def test_places_are_reported_while_their_texts_go_on(
     engine: Engine, rng: np.random.Generator
 ) -> None:
@@ -377,21 +336,3 @@ def test_recalled_spans_are_reported(path: Path, rng: np.random.Generator) -> No
         spans = tuple((span.start, span.end) for span in llm.recalled())
         assert [place.recalled for place in engine.report()] == [spans, ()]
         assert spans
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_tokens_are_counted(engine: Engine, rng: np.random.Generator, stream: bool) -> None:
-    drawing = {"max_tokens": 5, "temperature": 0.0, "logit_bias": {2: -100.0}, "stream": stream}
-    prompts = [rng.integers(3, N_VOCAB, 20).tolist() for _ in range(6)]
-
-    def usage(prompt: list[int]) -> dict[str, Any]:
-        done = ask(engine, prompt, **drawing)
-        return ([*done][-1] if stream else done)["usage"]
-
-    usages = at_once([lambda p=p: usage(p) for p in prompts])
-    assert {each["completion_tokens"] for each in usages} == {5}
-    assert engine.usage == Usage(6 * 20, 0, 0, 6 * 5)
-    again = usage(prompts[-1])
-    n_cached = again["prompt_tokens_details"]["cached_tokens"]
-    assert engine.usage == Usage(7 * 20, n_cached, 0, 7 * 5)
-    assert engine.n_running == 0

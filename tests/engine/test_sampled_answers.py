@@ -19,9 +19,7 @@ from tiny_chat import CHATML, LLAMA_2, LLAMA_3, write_chat_gguf
 BUDGET: dict[str, Any] = {"n_ctx": 256, "hh": 24, "recent": 24, "slack": 16}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_gguf(tmp_path_factory.mktemp("sampled") / "tiny.gguf", CHATML)
+MODEL: dict[str, Any] = {"template": CHATML}
 
 
 @pytest.fixture

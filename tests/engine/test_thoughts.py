@@ -20,9 +20,7 @@ WRITTEN = 'root ::= "<think>\\n" [ab]{5,60} "</think>\\n\\n" [ab]{4,12}'
 OPENED = 'root ::= "\\n\\n" [ab]{4,12}'  # behind thoughts that the call opens
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_gguf(tmp_path_factory.mktemp("thoughts") / "tiny.gguf", THINKING)
+MODEL: dict[str, Any] = {"template": THINKING}
 
 
 def ask(model: Any, messages: list[Any], grammar: str = WRITTEN, **arguments: Any) -> Any:

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -173,22 +172,6 @@ cache::layer_rows cache::rows_of(int32_t il) const {
     return res;
 }
 
-std::vector<std::vector<llama_pos>> cache::rows() const {
-    std::vector<std::vector<llama_pos>> res;
-    for (int32_t il = 0; il < N_LAYER; ++il) {
-        const auto layer = rows_of(il);
-
-        for (uint32_t head = 0; head < layer.n_heads; ++head) {
-            const size_t n = layer.pos.size() / layer.n_heads;
-            res.emplace_back(layer.pos.begin() + head * n, layer.pos.begin() + (head + 1) * n);
-            std::sort(res.back().begin(), res.back().end());
-        }
-    }
-    expect(!res.empty() || stats().n_used == 0, "a layer has rows");
-
-    return res;
-}
-
 bytes cache::state() const {
     bytes res(llama_state_seq_get_size(ctx, 0));
     expect(llama_state_seq_get_data(ctx, res.data(), res.size(), 0) == res.size(), "a state is as long as it says");
@@ -224,33 +207,6 @@ bool cache::read(const std::vector<llama_token> & tokens) {
     return decode(tokens) == 0;
 }
 
-bool cache::begin_to_read(const std::vector<llama_token> & tokens, uint32_t n_asked) {
-    const auto ask = [](void * n_left) {
-        return (*static_cast<uint32_t *>(n_left))-- == 0;
-    };
-
-    llama_h2o_breaker breaker = { ask, &n_asked, 0, 0 };
-    if (llama_h2o_set_breaker(ctx, &breaker) != 1) {
-        return false;
-    }
-    const int32_t status = decode(tokens);
-    llama_h2o_set_breaker(ctx, nullptr);
-
-    static constexpr int32_t BROKEN_OFF = 2; // as llama_decode() says
-    expect(status == 0 || status == BROKEN_OFF, "a batch is read or broken off");
-
-    return status == BROKEN_OFF;
-}
-
-bool cache::read_exactly(const std::vector<llama_token> & tokens) {
-    const uint32_t n_needed = stats().n_used + uint32_t(tokens.size());
-    expect(llama_h2o_enlarge(ctx, GGML_PAD(N_CELLS + n_needed, N_CELLS)) == LLAMA_H2O_OK, "a cache can be enlarged");
-    const bool is_read = read(tokens);
-    expect(llama_h2o_shrink(ctx) == LLAMA_H2O_OK, "and go back");
-
-    return is_read;
-}
-
 std::vector<float> cache::logits() const {
     const float * res = llama_get_logits_ith(ctx, -1);
     expect(res, "there are logits");
@@ -263,48 +219,11 @@ void cache::remove_tail(uint32_t n) {
     llama_memory_seq_rm(llama_get_memory(ctx), 0, begin, -1);
 }
 
-bool cache::remove_from(llama_pos pos) {
-    return llama_memory_seq_rm(llama_get_memory(ctx), 0, pos, -1);
-}
-
-std::vector<double> cache::found() const {
-    static constexpr llama_pos MOST = 1024; // a state may say that a text is longer than there is memory for
-
-    const llama_pos first = std::max(0, newest() + 1 - MOST);
-    std::vector<double> res(size_t(newest() + 1 - first));
-    if (has_archive()) {
-        const int32_t status = llama_h2o_get_found(ctx, 0, first, uint32_t(res.size()), res.data());
-        expect(status == LLAMA_H2O_OK, "it is known what was found");
-    }
-
-    return res;
-}
-
 void cache::reset_found() {
     if (has_archive()) {
         expect(llama_h2o_forget_found(ctx, 0) == LLAMA_H2O_OK, "what was found can be forgotten");
         expect(stats().n_looked == 0 && stats().found == 0.0, "and is");
     }
-}
-
-int32_t cache::pin(uint32_t n_pinned) {
-    return llama_h2o_pin(ctx, 0, n_pinned);
-}
-
-int32_t cache::pin_span(llama_h2o_span span) {
-    return llama_h2o_pin_spans(ctx, 0, &span, 1);
-}
-
-int32_t cache::share_fairly(llama_pos start) {
-    return llama_h2o_share_fairly(ctx, 0, &start, 1);
-}
-
-int32_t cache::mark() {
-    return llama_h2o_mark(ctx, 0);
-}
-
-llama_pos cache::marked(llama_pos pos) {
-    return llama_h2o_marked(ctx, 0, pos);
 }
 
 std::vector<llama_token> random_tokens(uint32_t n, random_numbers & random) {

@@ -26,8 +26,6 @@ public:
     cache & operator=(const cache &) = delete;
 
     bool has_archive() const { return params.recall > 0; }
-    uint32_t n_recent() const { return params.recent; }
-    uint32_t n_pinned() const { return params.pinned; }
 
     llama_h2o_stats stats() const;
 
@@ -39,20 +37,11 @@ public:
     // checks positions and scores in all layers with eviction
     void check_rows() const;
 
-    // the positions of the rows of each head of these layers, ascending
-    std::vector<std::vector<llama_pos>> rows() const;
-
     bytes state() const;
     bool load(const bytes & state);
 
     // Appends tokens; false if llama.cpp fails.
     bool read(const std::vector<llama_token> & tokens);
-
-    // Appends tokens, and aborts at this call of the abort callback; false if it is done before, or cannot be aborted.
-    bool begin_to_read(const std::vector<llama_token> & tokens, uint32_t n_asked);
-
-    // Appends tokens in a temporarily larger cache, without eviction.
-    bool read_exactly(const std::vector<llama_token> & tokens);
 
     // logits of the last token
     std::vector<float> logits() const;
@@ -60,21 +49,7 @@ public:
     // removes up to this many tokens at the end, as far as possible
     void remove_tail(uint32_t n);
 
-    // removes all tokens from this position on; false if that is refused
-    bool remove_from(llama_pos pos);
-
-    // attention of the tokens since reset_found() to evicted rows of the last positions
-    std::vector<double> found() const;
     void reset_found();
-
-    // 0 or an error
-    int32_t pin(uint32_t n_pinned);
-    int32_t pin_span(llama_h2o_span span);
-    int32_t share_fairly(llama_pos start);
-    int32_t mark();
-
-    // the last marked position up to this one, or 0
-    llama_pos marked(llama_pos pos);
 
     // the end of the text: its newest position, -1 without one
     llama_pos newest() const;

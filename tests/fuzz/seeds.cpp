@@ -58,17 +58,6 @@ static void write_archives(const std::filesystem::path & folder) {
     }
 }
 
-static void write_sequences(const std::filesystem::path & folder) {
-    static constexpr uint32_t N_STEPS = 24;
-
-    random_numbers random(3);
-    for (size_t i = 0; i < n_caches(); ++i) {
-        bytes steps(N_STEPS);
-        std::generate(steps.begin(), steps.end(), [&] { return uint8_t(random.next(256)); });
-        write(folder, "cache-" + std::to_string(i), { uint8_t(i) }, steps);
-    }
-}
-
 int main(int n, char ** arguments) {
     if (n != 2) {
         std::fprintf(stderr, "usage: seeds FOLDER\n");
@@ -78,7 +67,6 @@ int main(int n, char ** arguments) {
     const std::filesystem::path folder = arguments[1];
     write_states(folder / "states");
     write_archives(folder);
-    write_sequences(folder / "sequences");
 
     return 0;
 }

@@ -16,7 +16,7 @@ class ChatTurns(ChatTemplate):
     def next_turn(self, message: str, answer: Sequence[int] = ()) -> list[int]:
         """Return the tokens after an answer, up to the next one."""
         turns = [replace(open_turn("hello"), answer="ok"), open_turn(message)]
-        return self.lead(self.frames(turns), 1, answer)
+        return self.lead(self.frames(turns), answer)
 
     def said(self, text: str) -> list[int]:
         """Return the tokens of an answer that is known as text."""

@@ -77,12 +77,7 @@ def cache_with(position: int, *, window: int = 1000, **changes: Any) -> KVStatis
 class LoadedModel:
     """The tiny model that a command loads; the test specifies the sampled tokens.
 
-    Attributes:
-        llm: the model.
-        options: its load options.
-        before_reading: called before a prompt is read.
-        closed: how often it was closed.
-        error: raised instead of loading.
+    An `error` is raised instead of loading it.
     """
 
     llm: Llama
@@ -132,10 +127,6 @@ def press_ctrl_c() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-# -------------------------------------------------------------------------------------------------
-# The real program
-# -------------------------------------------------------------------------------------------------
-
 PATIENCE = 900 if "-fsanitize" in os.environ.get("CXXFLAGS", "") else 120
 """Seconds after which a test gives up: far more than is needed even on a busy machine."""
 
@@ -144,10 +135,7 @@ ENDLESS = ["--temp", "0", "--repeat-penalty", "1"]
 
 
 def program_environment(*, on_servers: bool = False) -> dict[str, str]:
-    """Use one thread: with more, threads only wait for each other on a loaded machine.
-
-    No layers on a GPU, so that results are the same everywhere, except the default number where
-    servers compute them.
+    """Use one thread, as more only wait for each other, and no GPU, which rounds differently.
 
     The terminals of the tests do not report their cursor position.
     """
@@ -207,11 +195,7 @@ class Screen:
         os.write(self._terminal, text.encode())
 
     def wait_for(self, pattern: str) -> str:
-        """Read until the pattern appears, and drop the output up to its end.
-
-        Returns:
-            The dropped output.
-        """
+        """Read until the pattern appears; drop and return the output up to its end."""
         deadline = time.monotonic() + PATIENCE
         while (found := re.search(pattern, self.shown)) is None:
             assert time.monotonic() < deadline, self.shown

@@ -39,12 +39,10 @@ def tiny_model(folder: Path, **shape: Any) -> Path:
 
 @dataclass
 class FakeModel(LoadedModel):
-    """The model that `generate` loads.
+    """The model that `generate` loads, with the sampling settings of the story.
 
-    Attributes:
-        script: the text to sample, a token per byte; functions in it are called before the next
-            token is sampled. At its end the model ends its text.
-        sampling: the story's sampling settings.
+    The script is the text to sample, a token per byte; functions in it are called before the next
+    token is sampled. At its end the model ends its text.
     """
 
     script: list[str | Callable[[], None]] = field(default_factory=list)
@@ -126,11 +124,6 @@ def options_of(fake: FakeModel, *arguments: str) -> RunOptions:
 
 def resume(*arguments: str) -> Output:
     return run("generate", "--resume", "-o", "story.txt", *arguments)
-
-
-# -------------------------------------------------------------------------------------------------
-# Output and files of a run
-# -------------------------------------------------------------------------------------------------
 
 
 def _tokens(count: int) -> str:

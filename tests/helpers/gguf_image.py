@@ -32,13 +32,7 @@ _ALIGNMENT = 32
 
 @dataclass
 class Pair:
-    """A key with its value.
-
-    Attributes:
-        kind: GGUF's number of the value's type.
-        element: type of an array's elements; else 0.
-        value: a number, bytes, or a list of either.
-    """
+    """A key and its value: a number, bytes, or a list of either; with GGUF's numbers of types."""
 
     key: bytes
     kind: int
@@ -48,13 +42,7 @@ class Pair:
 
 @dataclass
 class Tensor:
-    """A tensor's description in the header.
-
-    Attributes:
-        shape: fastest dimension first.
-        kind: ggml's number of its type.
-        offset: from the start of the data, in bytes.
-    """
+    """A tensor's description; the shape's fastest dimension first, the offset from the data on."""
 
     name: bytes
     shape: list[int]
@@ -64,13 +52,7 @@ class Tensor:
 
 @dataclass
 class Image:
-    """A file.
-
-    Attributes:
-        data: bytes after the header.
-        more_pairs, more_tensors: added to the header's counts.
-        alignment: of the data's start, in bytes.
-    """
+    """A file; `more_pairs` and `more_tensors` are added to the header's counts."""
 
     data: bytes
     pairs: list[Pair] = field(default_factory=list)

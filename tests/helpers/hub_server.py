@@ -15,13 +15,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Repository:
-    """A repository of the hub.
+    """A repository of the hub: contents by path, and the hashes that it reports if they differ.
 
     Attributes:
-        files: their contents, by path.
-        hashes: what the hub reports instead of the files' SHA-256; None for nothing.
-        gated: whether reading its files requires `token`.
-        token: required to see it at all, unless it is gated; None for no token.
+        gated: whether reading its files requires `token`; if not, seeing it at all does.
         breaks: for each of the next downloads, the bytes after which it is interrupted.
     """
 
@@ -33,13 +30,9 @@ class Repository:
 
 
 class HubServer:
-    """Serves repositories until it is closed.
+    """Serves repositories by owner/name, and records requests and the headers User-Agent.
 
-    Attributes:
-        repositories: by owner/name.
-        requests: method, path and range of every request.
-        agents: the headers User-Agent.
-        answer: reply to repository queries if the server is not a hub.
+    An `answer` is the reply to repository queries of a server that is not a hub.
     """
 
     answer: bytes | None = None

@@ -72,11 +72,7 @@ def request_bytes(route: str, body: Any) -> bytes:
 def ask(
     port: int, method: str, route: str, body: Any = None, timeout: float = PATIENCE, **headers: str
 ) -> Reply:
-    """Send a request and return the reply; a body of bytes is not encoded.
-
-    Raises:
-        TimeoutError: no answer came in time.
-    """
+    """Send a request and return the reply; a body of bytes is not encoded."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     headers = headers if data is None else {"Content-Type": "application/json", **headers}
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)) as connection:

@@ -64,10 +64,8 @@ class MaskedLlama(Llama):
     """A full cache whose attention probabilities can be read and changed.
 
     Attributes:
-        visible: positions of the rows that each KV head of a layer attends to; other heads attend
-            to all.
-        probabilities: [n_head, n_tokens, n_rows] of each layer in the last graph, over all
-            positions of the text.
+        visible: positions that each KV head of a layer attends to; other layers attend to all.
+        probabilities: [n_head, n_tokens, n_rows] of each layer in the last graph.
     """
 
     def __init__(self, path: Path, *, n_ctx: int = 0, **settings: Any) -> None:

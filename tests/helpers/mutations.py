@@ -17,13 +17,9 @@ BORDER = 400
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of some bytes.
+    """A change of `length` bytes from `at` on, from the end if that is negative.
 
-    Attributes:
-        kind: the operation.
-        at: the first of them; from the end if negative.
-        length: how many.
-        value: the bit to flip, the offset of a splice's source, or the number to write.
+    `value` is the bit to flip, the offset of a splice's source, or the number to write.
     """
 
     kind: str
@@ -71,10 +67,6 @@ def edited(data: bytes, changes: list[Edit], other: bytes = b"") -> bytes:
     return data
 
 
-# -------------------------------------------------------------------------------------------------
-# JSON
-# -------------------------------------------------------------------------------------------------
-
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 2, 5, 40, 0.5, -0.0, 1e308, -1e308, 2**31 - 1, 2**31, 2**63,
     10**30, float("nan"), float("inf"), "", "a", "5", "\0", "a\nb", "é☺", "\ud800", "x" * 300, [],
@@ -84,13 +76,9 @@ ODD: list[Any] = [
 
 @dataclass(frozen=True)
 class Oddity:
-    """A change of a JSON value.
+    """A change of a JSON value: "set", "delete", "add", "double" or "nudge" (a number, by one).
 
-    Attributes:
-        way: path to the changed value: an index at each step, modulo the number of values there.
-        action: "set", "delete", "add", "double" or "nudge" (a number, by one).
-        value: to set or to add.
-        key: of the added value.
+    `way` is the path to it: an index at each step, modulo the number of values there.
     """
 
     way: tuple[int, ...]

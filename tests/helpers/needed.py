@@ -11,12 +11,7 @@ import pytest
 def needed(module: str, *, name: str = "", install: str = "'.[test]'") -> Any:
     """Import the module, or skip a test, or a whole file if called at its top.
 
-    A failed import of pyh2o itself is an error.
-
-    Args:
-        module: to import.
-        name: of the package, if it differs from the module.
-        install: argument of pip install.
+    A failed import of pyh2o itself is an error. `install` is what pip installs the package by.
     """
     try:
         return import_module(module)

@@ -34,16 +34,12 @@ MOST_SEARCHES = 20_000
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the reference.
+    """A step of the reference; of no tokens if a tail was removed or a span dropped.
 
     Attributes:
-        tokens: tokens read; none if a tail was removed or a span dropped.
-        n_tokens: length of the text after it.
         logits: [len(tokens), n_vocab].
-        rows: rows of each layer after it.
         found: [n_tokens] attention to evicted rows so far, by position.
         found_share: mean share of attention to retrieved rows, over all tokens.
-        dropped: the dropped span; () for none.
     """
 
     tokens: list[int]
@@ -80,18 +76,10 @@ def clear_steps(
     *,
     margin: float = CLEAR_MARGIN,
 ) -> tuple[list[Step], ReferenceLlama]:
-    """Return steps of a random text in which every choice is decided by more than rounding.
+    """Return steps of a random text in which every choice is clear, and the reference after them.
 
-    After a close choice, the tokens that led to it are sampled again.
-
-    Args:
-        reference: at the start of the text, where it stays.
-        rng: samples the tokens.
-        sizes: tokens of each step; negative to remove a tail; or a span to drop.
-        margin: smallest clear difference.
-
-    Returns:
-        The steps, and the reference after them.
+    After a choice closer than `margin`, the tokens that led to it are sampled again. `sizes` are
+    tokens of each step; negative to remove a tail; or a span to drop. The reference stays.
     """
     steps: list[Step] = []
     befores = [_copy(reference)]  # the reference before each step, and after the last
@@ -139,13 +127,10 @@ def _watched_rounding() -> Iterator[list[float]]:
 def read(
     reference: ReferenceLlama, tokens: Sequence[int] | IntArray, *, ubatch: int = 512
 ) -> FloatArray:
-    """Read tokens with the reference as `Llama.eval` does.
+    """Read tokens with the reference as `Llama.eval` does. Return logits [n_tokens, n_vocab].
 
     Chunks end when the cache is full, and every `slack` tokens from the start of the text or from
     the last time it was full.
-
-    Returns:
-        [n_tokens, n_vocab] logits.
     """
     eviction = reference.eviction
     assert eviction is not None
@@ -197,14 +182,7 @@ def do_step(llm: Llama, step: Step) -> None:
 def assert_same_steps(
     llm: Llama, steps: Sequence[Step], *, logits: float = 1e-4, scores: float = 1e-4
 ) -> None:
-    """Check that the model gives the same logits, rows and scores at every step.
-
-    Args:
-        llm: at the start of the text.
-        steps: of the reference.
-        logits: absolute tolerance.
-        scores: absolute and relative tolerance.
-    """
+    """Check logits, rows and scores of every step, within these tolerances."""
     for step in steps:
         do_step(llm, step)
         assert llm.n_tokens == step.n_tokens

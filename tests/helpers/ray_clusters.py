@@ -24,11 +24,7 @@ sys.stdin.read()
 
 @contextmanager
 def two_workers() -> Iterator[int]:
-    """Start a cluster with two CPUs, whatever the machine has; RAY_ADDRESS names it.
-
-    Yields:
-        The parent of all its processes.
-    """
+    """Start a cluster with two CPUs, which RAY_ADDRESS names. Yield the parent of its processes."""
     with (
         pytest.MonkeyPatch.context() as patch,
         # in /tmp because socket paths must be short

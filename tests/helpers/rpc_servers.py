@@ -18,12 +18,7 @@ needs_rpc = pytest.mark.skipif(
 
 
 class RPCServer:
-    """`pyh2o rpc-server` on a free port.
-
-    Attributes:
-        notes: its output until it listened.
-        address: host:port.
-    """
+    """`pyh2o rpc-server` on a free port; `notes` is its output until it listened."""
 
     def __init__(self, *arguments: str) -> None:
         self.process = start_program("rpc-server", "--port", "0", "--threads", "1", *arguments)

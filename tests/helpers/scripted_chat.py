@@ -178,11 +178,6 @@ def scripted_chat(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
     return model
 
 
-# -------------------------------------------------------------------------------------------------
-# Results of a chat
-# -------------------------------------------------------------------------------------------------
-
-
 def said() -> list[str]:
     """Return the messages that the model received."""
     return RecordedConversation.last.said

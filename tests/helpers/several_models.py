@@ -43,10 +43,7 @@ def write_encoder(path: Path) -> Path:
 class Loads:
     """Loads models and counts loads.
 
-    Attributes:
-        counts: how often each was loaded.
-        held: names of models that wait for `resume` before they load.
-        failures: by name, raised instead of loading a model.
+    Models that are `held` wait for `resume`; `failures` are raised instead of loading a model.
     """
 
     def __init__(self, paths: dict[str, Path], limits: Limits | None = None) -> None:

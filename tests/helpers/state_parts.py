@@ -64,13 +64,7 @@ class RecallPart:
 
 
 class State:
-    """A state of one stream as separate arrays.
-
-    Args:
-        data: the state of a text, or of its cache.
-        n_used: cells in use.
-        bytes_archive: size of the pages of its archive; None without recall.
-    """
+    """A state of one stream, or of its text, as separate arrays; without recall no pages."""
 
     HEAD = np.dtype(
         [(name, "<u4") for name in ("n_used", "n_span", "v_head", "n_pinned", "n_spans")]

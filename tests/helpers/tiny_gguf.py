@@ -61,31 +61,13 @@ def write_tiny_gguf(
 ) -> Path:
     """Write a random model; the same arguments give the same file.
 
-    Args:
-        path: file to write.
-        seed: of the weights.
-        n_layer, n_head, n_head_kv, head_size, n_ff, n_vocab, n_ctx_train: sizes; the embedding has
-            n_head * head_size elements. n_head_kv = n_head is multi-head attention.
-        dtype: type of the matrices (F32, F16, Q8_0, Q4_0 ...); vectors are F32.
-        tied_output: use the embedding as the output matrix, as Gemma and Cohere 2 always do.
-        chat_template: Jinja template to store, for example `CHAT_TEMPLATE`.
-        arch_variant: a key of `ALL_VARIANTS`. H2O does not fit "recurrent" (Mamba), "alibi"
-            (BLOOM) and "encoder" (BERT).
-            Some layers have a window in "sliding_window" (Gemma 3), "gemma2", "gemma3n" and
-            "gemma4" (whose last layers use the rows of earlier ones), "gemma4_experts", "gpt_oss",
-            "llama4", "cohere2" and "olmo3"; `tiny_windowed` says which layers, and how many are
-            needed. Rows can be evicted but not re-based in "learned_positions" (GPT-2) and
-            "normed_after_rope" (Hunyuan). The others cover all kinds of rotation:
-            "llama", "frequency_factors" (Llama 3.1), "yarn", "longrope" (Phi 3) and
-            "llama_longrope" (with long factors for windows above n_ctx_train // 4), "neox"
-            (Qwen 2), "partial" (StableLM) and "every_fourth_unrotated" (SmolLM 3). "capped" (Grok)
-            caps its attention logits.
-            Those of `tiny_hybrids` and `tiny_latent` have the names of their architectures.
-        bpe: use a byte pair tokenizer.
-        marks: texts and types of the last tokens, unless `bpe`.
+    The embedding has n_head * head_size elements. Matrices have the dtype, vectors are F32. `marks`
+    are texts and types of the last tokens, unless `bpe`.
 
-    Returns:
-        The path.
+    H2O does not fit the variants "recurrent" (Mamba), "alibi" (BLOOM) and "encoder" (BERT). Some
+    layers have a window in those of `tiny_windowed`, which says how many are needed. Rows can be
+    evicted but not re-based in "learned_positions" (GPT-2) and "normed_after_rope" (Hunyuan). The
+    others cover all kinds of rotation; "capped" (Grok) caps its attention logits.
     """
     if n_vocab < 288:
         raise ValueError(f"n_vocab must be >= 288, for the bytes and some pieces, not {n_vocab}")

@@ -187,14 +187,7 @@ class TinyModel:
         second: str = "ffn_norm",
         bias: bool = False,
     ) -> None:
-        """Add layers of two parts, each after a norm.
-
-        Args:
-            attend: adds the first part; or one function per layer.
-            feed: adds the second part; `gated_feed_forward` if None.
-            second: name of the second norm.
-            bias: whether the norms have one.
-        """
+        """Add layers of two parts, each after a norm; the first may differ between layers."""
         parts = attend if isinstance(attend, Sequence) else [attend] * self.n_layer
         for layer, part in zip(self.layers(), parts, strict=True):
             self.norm(f"{layer}.attn_norm", self.n_embd, bias=bias)
@@ -214,13 +207,7 @@ class TinyModel:
         self.matrix("token_embd", rows)
 
     def output(self, *, bias: bool = False, norm: str = "output_norm", own: bool = False) -> None:
-        """Add the last norm, and the output matrix unless that is the embedding.
-
-        Args:
-            bias: of the norm.
-            norm: its name.
-            own: always use a separate output matrix.
-        """
+        """Add the last norm, and the output matrix unless that is the embedding and not its own."""
         self.norm(norm, self.n_embd, bias=bias)
         if own or not self.tied_output:
             self.random_matrix("output", self.n_vocab, self.n_embd)

@@ -13,9 +13,15 @@ import numpy as np
 from gguf import TokenType
 
 from pyh2o import Llama
+from pyh2o.core.projector import is_of_picture
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama, tiny_parent
 from tiny_projector import write_tiny_projector
+
+WINDOW = 1024
+ALL: dict[str, Any] = {"n_ctx": WINDOW, "hh": WINDOW // 2, "recent": WINDOW // 2}
+FEW: dict[str, Any] = {"n_ctx": WINDOW, "hh": 24, "recent": 24, "slack": 16}
+TAIL = " and then the hare runs over the hill, " * 3
 
 
 def write_models(folder: Path, *, kind: str = "mlp", **sizes: Any) -> tuple[Path, Path]:
@@ -41,16 +47,27 @@ def mark_of(llm: Llama, picture: bytes) -> str:
     return llm.text.model.projector.mark(picture)
 
 
+def tokens_of(llm: Llama, prompt: str, *pictures: bytes) -> list[int]:
+    """Return the tokens of a prompt with {} for each picture."""
+    marks = [mark_of(llm, picture) for picture in pictures]
+    return llm.tokenize(prompt.format(*marks).encode(), special=True)
+
+
+def first_of_picture(tokens: list[int]) -> int:
+    return next(n for n, token in enumerate(tokens) if is_of_picture(token))
+
+
+def logits_after(llm: Llama, tokens: list[int]) -> np.ndarray:
+    llm.reset()
+    llm.eval(tokens)
+    return llm.text.logits[-1].copy()
+
+
 def logits_of_mtmd(
     models: tuple[Path, Path], prompt: str, pictures: Sequence[bytes]
 ) -> tuple[np.ndarray, int]:
-    """Return llama.cpp's logits after a prompt, and how many positions it takes.
-
-    Args:
-        models: the model and its projector.
-        prompt: with mtmd's own mark for each picture.
-        pictures: as files.
-    """
+    """Return llama.cpp's logits after a prompt with {} for each picture, and its positions."""
+    prompt = prompt.replace("{}", "<__media__>")
     with closing(tiny_parent(models[0], n_ctx=1024, **EXACT_ROWS)) as parent:
         return eval_by_mtmd(parent, models[1], prompt, pictures)
 

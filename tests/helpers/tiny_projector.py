@@ -26,14 +26,9 @@ def write_tiny_projector(
 ) -> Path:
     """Write a projector whose embeddings are about as large as those of tokens.
 
-    Args:
-        path: file to write.
-        n_embd: size of a token's embedding in its model.
-        seed: of the weights.
-        kind: "mlp" (LLaVA), "idefics3" (SmolVLM), which cuts larger pictures into tiles,
-            "qwen2vl_merger" and "qwen3vl_merger", which keep the shape of a picture, "gemma3",
-            whose pictures attend ahead, or "ultravox", for sound.
-        bias: of the embeddings, if it is LLaVA's.
+    Kinds are "mlp" (LLaVA, whose embeddings have the bias), "idefics3" (SmolVLM), which cuts larger
+    pictures into tiles, "qwen2vl_merger" and "qwen3vl_merger", which keep the shape of a picture,
+    "gemma3", whose pictures attend ahead, or "ultravox", for sound.
     """
     hears, keeps_shape = kind == "ultravox", kind.startswith("qwen")
     name, prefix = ("audio", "a") if hears else ("vision", "v")

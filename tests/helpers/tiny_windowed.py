@@ -118,11 +118,7 @@ def _add_gemma3n(model: TinyModel) -> None:
 
 
 def _add_gemma4_sizes(model: TinyModel, *, n_own_rows: int, n_embd_per_layer: int) -> list[bool]:
-    """Add the common fields of Gemma 4 models.
-
-    Returns:
-        Whether each layer has a window.
-    """
+    """Add the common fields of Gemma 4 models. Return whether each layer has a window."""
     windowed = [i % 2 == 0 for i in range(model.n_layer)]
     n_rot = 2 * model.head_size
     model.sizes(eps=1e-6, base=1000000.0, n_rot=n_rot)

@@ -24,11 +24,7 @@ STEPS = 25
 
 
 class Tries:
-    """The examples of one test.
-
-    Attributes:
-        n: examples so far, including those that simplify a failing one.
-    """
+    """Counts the examples of one test, including those that simplify a failing one."""
 
     def __init__(self, seed: int) -> None:
         self.n = 0
@@ -37,13 +33,7 @@ class Tries:
     def every(
         self, drawn: SearchStrategy[Example], holds: Callable[[Example], None], *, examples: int
     ) -> None:
-        """Check a property for random values.
-
-        Args:
-            drawn: the values.
-            holds: raises if the property does not hold for a value.
-            examples: number of examples, unless PYH2O_EXAMPLES is set.
-        """
+        """Check that `holds` raises for no value; `examples` unless PYH2O_EXAMPLES is set."""
 
         @hypothesis.seed(self._seed)
         @hypothesis.settings(self._settings(examples))
@@ -55,12 +45,7 @@ class Tries:
         it_holds()
 
     def sequences(self, machine: Callable[[], RuleBasedStateMachine], *, examples: int) -> None:
-        """Check a state machine for random sequences of steps.
-
-        Args:
-            machine: creates one in its initial state.
-            examples: number of sequences, unless PYH2O_EXAMPLES is set.
-        """
+        """Check random sequences of a machine's steps; `examples` as in `every`."""
 
         def begun() -> RuleBasedStateMachine:
             self.n += 1

@@ -74,11 +74,6 @@ def test_the_message_names_layers_and_memory() -> None:
     assert none == "no layer fits on Small (1.5 GiB free): running on the CPU"
 
 
-# -------------------------------------------------------------------------------------------------
-# Sizes
-# -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", [GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0])
 def test_sizes_of_weights_are_read_from_the_file(
@@ -101,11 +96,6 @@ def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF" + bytes(50))
     with pytest.raises(ModelError, match="cannot be read"):
         weights_of_layers(path)
-
-
-# -------------------------------------------------------------------------------------------------
-# Commands
-# -------------------------------------------------------------------------------------------------
 
 
 @without_gpu
@@ -159,11 +149,6 @@ def test_options_override_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path:
     path = write_tiny_gguf(tmp_path / "m.gguf", seed=1)
     for options in (ModelOptions(gpu_layers=0), ModelOptions(rpc=["a:1"])):
         assert layers_for(monkeypatch, path, 4 * GIB, options) == 0
-
-
-# -------------------------------------------------------------------------------------------------
-# Without a GPU
-# -------------------------------------------------------------------------------------------------
 
 
 @without_gpu

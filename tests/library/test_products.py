@@ -82,11 +82,6 @@ def model_in(folder: Path, dtype: str) -> Path:
     return write_tiny_gguf(folder / f"{dtype}.gguf", seed=1, dtype=GGMLQuantizationType[dtype])
 
 
-# -------------------------------------------------------------------------------------------------
-# The correct library
-# -------------------------------------------------------------------------------------------------
-
-
 def test_products_of_every_type_equal_numpys(no_process: Callable[[], None]) -> None:
     expected = Products("", right=ALL, plain={}, wrong={}, unknown=())
     assert len(ALL) > 20
@@ -132,11 +127,6 @@ def test_a_missing_block_is_detected(tmp_path: Path, name: str) -> None:
     assert error > products_module.ROUNDED
 
 
-# -------------------------------------------------------------------------------------------------
-# A wrong library
-# -------------------------------------------------------------------------------------------------
-
-
 @needs_preload
 @pytest.mark.usefixtures("wrong_library")
 def test_wrong_products_are_detected(no_process: Callable[[], None]) -> None:
@@ -178,11 +168,6 @@ def test_commands_print_one_warning(tmp_path: Path) -> None:
     notes = [line for line in output.notes.splitlines() if "the library fails" in line]
     assert (output.code, len(notes)) == (0, 1)
     assert notes[0].startswith("the library fails on this processor with weights that it re")
-
-
-# -------------------------------------------------------------------------------------------------
-# Output of trials
-# -------------------------------------------------------------------------------------------------
 
 
 def test_types_after_a_crash_are_tried(printed: Callable[..., list[list[int]]]) -> None:
@@ -254,11 +239,6 @@ def test_gpus_are_tried_in_addition_to_the_cpu(
     assert read_verdicts().products == {"Q8_0": "", "Q8_0 on card": ""}
 
 
-# -------------------------------------------------------------------------------------------------
-# Cached results
-# -------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
     """Return a folder with a library."""
@@ -316,11 +296,6 @@ def test_results_that_cannot_be_written_are_still_used(
     monkeypatch.setattr(verdicts_module, "_path", lambda: Path("/dev/null/verdicts.json"))
     keep_verdicts(EXAMPLE, library)
     assert read_verdicts(library) == Verdicts()
-
-
-# -------------------------------------------------------------------------------------------------
-# Variants of ggml's code, as in a wheel
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

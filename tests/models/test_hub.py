@@ -195,11 +195,6 @@ def test_progress_is_printed(hub: HubServer, monkeypatch: pytest.MonkeyPatch) ->
     assert seen[-1] == (len(CONTENT), len(CONTENT))
 
 
-# -------------------------------------------------------------------------------------------------
-# Refusals
-# -------------------------------------------------------------------------------------------------
-
-
 def answers(answer: bytes) -> Callable[[HubServer], None]:
     return lambda hub: setattr(hub, "answer", answer)
 

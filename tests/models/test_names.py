@@ -102,7 +102,7 @@ def test_the_file_extension_is_case_insensitive(file: str) -> None:
     assert find_model("tin.GGUF") == Path("tin.GGUF")
 
 
-@pytest.mark.parametrize("command", ["generate -p x", "serve", "bench", "models check"])
+@pytest.mark.parametrize("command", ["generate -p x", "serve --port 0", "bench", "models check"])
 def test_commands_accept_names(command: str) -> None:
     """The error shows the path of the name."""
     [path] = put("broken-model.gguf")

@@ -47,11 +47,6 @@ def damage(archive: Path, page_bytes: int, page: int, at: int = HEADER) -> None:
         file.write(bytes([byte ^ 0x40]))
 
 
-# -------------------------------------------------------------------------------------------------
-# Writing to the file
-# -------------------------------------------------------------------------------------------------
-
-
 def test_an_exact_prefill_writes_the_prompt_to_the_file_in_chunks(
     path: Path, tmp_path: Path
 ) -> None:

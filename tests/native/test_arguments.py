@@ -98,6 +98,7 @@ def test_params_out_of_range_are_refused(
 
 
 def test_a_missing_policy_is_refused(stock: llama_cpp.Llama) -> None:
+    assert lib.llama_h2o_enlarge(context_of(stock), 10_000) == lib.LLAMA_H2O_ERR_NOT_ATTACHED
     params = ffi.new("struct llama_h2o_params *", {"heavy": 9, "recent": 9, "slack": 1})[0]
     assert lib.llama_h2o_attach(context_of(stock), params) == lib.LLAMA_H2O_ERR_ARGUMENT
     assert not is_attached(stock)
@@ -154,6 +155,9 @@ def test_arguments_out_of_range_are_refused(stock: llama_cpp.Llama) -> None:
         assert lib.llama_h2o_enlarge(context, n) == wrong
     assert lib.llama_h2o_enlarge(context, 4096 + 1) == lib.LLAMA_H2O_ERR_N_POS
     assert lib.llama_h2o_shrink(context) == lib.LLAMA_H2O_ERR_NOT_ENLARGED
+    assert lib.llama_h2o_enlarge(context, 300) == lib.LLAMA_H2O_OK
+    assert lib.llama_h2o_enlarge(context, 1000) == lib.LLAMA_H2O_ERR_ENLARGED
+    assert lib.llama_h2o_shrink(context) == lib.LLAMA_H2O_OK
     stock.eval(list(range(100)))
 
 

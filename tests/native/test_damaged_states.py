@@ -90,11 +90,6 @@ def test_a_refused_state_leaves_no_nan_rows(
     np.testing.assert_array_equal(last_logits(llm), expected)
 
 
-# -------------------------------------------------------------------------------------------------
-# States with a valid checksum
-# -------------------------------------------------------------------------------------------------
-
-
 def pins_and_spans(state: State) -> None:
     state.head["n_pinned"] = 10
     state.spans = np.array([20, 40], np.int32)
@@ -248,11 +243,6 @@ def scramble(state: State, rng: np.random.Generator) -> None:
     array = numbers[int(rng.integers(len(numbers)))]
     i = int(rng.integers(len(array)))
     array[i] = int(rng.choice([0, 1, array[i] ^ 1, array[(i + 1) % len(array)], 100])) & 0x7F
-
-
-# -------------------------------------------------------------------------------------------------
-# Valid states
-# -------------------------------------------------------------------------------------------------
 
 
 def test_a_state_with_pins_lowered_for_spans_is_loaded(

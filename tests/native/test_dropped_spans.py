@@ -119,37 +119,6 @@ def test_other_rows_stay_after_a_drop(path: Path, rng: np.random.Generator) -> N
         assert not any(rows & gone for rows in held_by(llm))
 
 
-def test_dropping_before_any_eviction_equals_masking(path: Path) -> None:
-    """No row moves, and no other row is removed."""
-    with llama_of(path) as llm, llama_of(path) as other:
-        for each in (llm, other):
-            each.eval(list(range(20)))
-        llm.text.drop_spans([(3, 8), (10, 19)])
-        assert held_by(llm) == [{0, 1, 2, 8, 9, 19}] * len(held_by(llm))
-        for layer in range(2):
-            _, scores = other.kv_rows(layer)
-            np.testing.assert_array_equal(llm.kv_rows(layer)[1], scores[:, [0, 1, 2, 8, 9, 19]])
-        assert llm.kv.compactions == 0
-
-
-@pytest.mark.parametrize("recall", [0, 30])
-@pytest.mark.parametrize("n_first", [18, 66])
-def test_a_state_resumes_bit_for_bit(
-    path: Path, rng: np.random.Generator, recall: int, n_first: int
-) -> None:
-    settings = {"recall": recall, "hh": HEAVY + recall}
-    first, more = random_tokens(rng, n_first), random_tokens(rng, 60)
-    with llama_of(path, **settings) as llm, llama_of(path, **settings) as other:
-        llm.eval(first)
-        llm.text.drop_spans([(5, n_first - 4)])
-        other.load_kv_state(llm.kv_state(), first)
-        assert other.text.dropped_spans == [(5, n_first - 4)]
-        assert_same_future(llm, other, more)
-        for each in (llm, other):
-            each.text.drop_spans([(n_first + 4, n_first + 50)])
-        assert_same_future(llm, other, more)
-
-
 @pytest.mark.parametrize("recall", [0, 30])
 def test_a_tail_is_removed_to_before_or_after_a_dropped_span(
     path: Path, rng: np.random.Generator, recall: int

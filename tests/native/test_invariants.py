@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oracle import assert_same_steps, clear_steps
 from pyh2o import Llama
 from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import EvictedError
-from research.reference import ReferenceLlama
-from tiny_llama import EXACT_ROWS, stored_as, tiny_llama, tiny_parent
+from tiny_llama import stored_as, tiny_llama, tiny_parent
 
 N_LAYER, N_HEAD_KV = 3, 2
 PAIRS = [(layer, head) for layer in range(N_LAYER) for head in range(N_HEAD_KV)]
@@ -63,16 +61,6 @@ def test_capacity_and_budget_are_never_exceeded(
     assert compactions == (300 - 41 + 7) // 8
 
 
-def test_recent_and_pinned_rows_are_never_evicted(path: Path, rng: np.random.Generator) -> None:
-    llm = tiny_llama(path, hh=6, recent=10, pinned=4, slack=5)
-    for token in text(llm, rng, 200):
-        llm.eval([token])
-        must = {*range(min(4, llm.n_tokens)), *range(max(0, llm.n_tokens - 10), llm.n_tokens)}
-        for positions, _ in kept(llm).values():
-            assert must <= set(positions.tolist())
-            assert len(set(positions.tolist())) == len(positions) == llm.kv.used
-
-
 @pytest.mark.parametrize("flash_attn", [False, True])
 def test_a_budget_that_covers_the_text_changes_nothing(
     path: Path, rng: np.random.Generator, flash_attn: bool
@@ -106,14 +94,6 @@ def test_scores_count_the_queries_seen(path: Path, rng: np.random.Generator) -> 
         for _, scores in kept(llm).values():
             assert scores.min() >= 0
             assert scores.sum() == pytest.approx(llm.n_tokens, rel=1e-4)
-
-
-def test_the_score_of_a_reused_cell_starts_at_zero(path: Path, rng: np.random.Generator) -> None:
-    reference = ReferenceLlama.from_gguf(path, heavy=20, recent=20, slack=10)
-    sizes = [*[10] * 6, -1, 1, *[10] * 6, -9, 9, *[10] * 6, -5, 5]
-    steps, _ = clear_steps(reference, rng, sizes)
-    llm = tiny_llama(path, hh=20, recent=20, slack=10, **EXACT_ROWS, logits_all=True)
-    assert_same_steps(llm, steps)
 
 
 def test_removing_a_tail_to_evicted_rows_is_refused(path: Path, rng: np.random.Generator) -> None:

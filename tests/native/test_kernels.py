@@ -99,17 +99,6 @@ def test_kernels_agree(
                 raise
 
 
-@pytest.mark.parametrize("n_threads", [2, 3, 5, 8, 12])
-def test_threads_change_only_rounding(path: Path, rng: np.random.Generator, n_threads: int) -> None:
-    tokens = rng.integers(0, 384, 300)
-    threads = {"n_threads": n_threads, "n_threads_batch": n_threads}
-    many = result(path, tokens, "auto", **threads)
-    assert_same(many, result(path, tokens, "auto"))
-    again = result(path, tokens, "auto", **threads)
-    for name, values in many.items():
-        np.testing.assert_array_equal(again[name], values, err_msg=name)
-
-
 @pytest.mark.parametrize("flash_attn", [False, True])
 def test_results_are_close_to_ggmls_ops(
     path: Path, rng: np.random.Generator, flash_attn: bool

@@ -10,11 +10,9 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from oracle import assert_same_steps, clear_steps
 from pyh2o._native import ffi, lib
 from pyh2o.core.model import address
 from pyh2o.errors import SettingsError, StateError
-from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, random_tokens, tiny_llama, tiny_parent
 
@@ -66,26 +64,6 @@ def test_the_window_chooses_the_factors_of_a_full_cache(
             np.testing.assert_allclose(mine, logits[n_ctx], atol=1e-2)
     other = 1024 if WINDOWS[n_ctx] == N_FEW else 256
     assert np.abs(logits[n_ctx] - logits[other]).max() > 0.1
-
-
-@pytest.mark.parametrize(("n_ctx", "n_tokens"), [(256, 700), (300, 2000)])
-def test_every_step_equals_the_reference(
-    tmp_path: Path, rng: np.random.Generator, n_ctx: int, n_tokens: int
-) -> None:
-    """Rows are re-based when the positions of the factors are used up."""
-    path = write_tiny_gguf(
-        tmp_path / "tiny.gguf",
-        seed=3,
-        n_layer=2,
-        n_ctx_train=N_TRAINED,
-        arch_variant="llama_longrope",
-    )
-    rows = {"heavy": HEAVY, "recent": RECENT, "slack": SLACK}
-    reference = ReferenceLlama.from_gguf(path, **rows, n_pos=WINDOWS.get(n_ctx, N_TRAINED))
-    steps, reference = clear_steps(reference, rng, [SLACK] * (n_tokens // SLACK))
-    with evicting(path, n_ctx=n_ctx, logits_all=True) as llm:
-        assert_same_steps(llm, steps, logits=5e-4, scores=1e-3)
-        assert llm.kv.rebases == reference.n_rebases > 1
 
 
 @pytest.mark.parametrize("n_ctx", [256, 300])

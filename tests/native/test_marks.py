@@ -75,18 +75,6 @@ def test_a_tail_removed_to_a_mark_leaves_no_trace(
         other.close()
 
 
-def test_a_tail_removed_without_a_mark_leaves_its_scores(
-    path: Path, rng: np.random.Generator
-) -> None:
-    alone, other = (llama_of(path) for _ in range(2))
-    first = random_tokens(rng, 90)
-    for llm in (alone, other):
-        llm.eval(first)
-    other.eval(random_tokens(rng, 5))
-    other.text.remove_tail(90)
-    assert (other.kv_rows(0)[1] > alone.kv_rows(0)[1]).any()
-
-
 def test_marks_can_be_nested(path: Path, rng: np.random.Generator) -> None:
     alone, other = (llama_of(path, policy="roco") for _ in range(2))
     first, second = random_tokens(rng, 30), random_tokens(rng, 4)

@@ -17,7 +17,6 @@ import pytest
 from masked import MaskedLlama
 from oracle import CLEAR_MARGIN
 from pyh2o.cache.native import MAX_POSITIONS
-from pyh2o.errors import StateError
 from reference_rows import ReferenceRows, last_logits, read_chunks
 from research.reference.eviction import EvictionParameters
 from tiny_gguf import write_tiny_gguf
@@ -239,20 +238,3 @@ def test_retrieving_all_rows_equals_the_full_cache(
         assert llm.kv.found_share > 0
     # ggml's flash attention, used for windows and if V is a part of K, rounds to f16
     np.testing.assert_allclose(logits, expected, atol=2e-2 if attention == "auto" else 2e-3, rtol=0)
-
-
-@pytest.mark.parametrize("path", ["sliding_window", "falcon-h1"], indirect=True)
-def test_every_damaged_state_is_refused(path: Path, rng: np.random.Generator) -> None:
-    """Damage in evicted rows and in the parts that llama.cpp writes."""
-    with evicting(path) as llm:
-        tokens = random_tokens(rng, N_TEXT)
-        llm.eval(tokens)
-        state = llm.kv_state()
-        for at in rng.integers(8, len(state), 40):
-            damaged = bytearray(state)
-            damaged[at] ^= 1 << int(rng.integers(8))
-            with pytest.raises(StateError):
-                llm.load_kv_state(bytes(damaged), tokens)
-            assert llm.n_tokens == llm.kv.used == 0
-        llm.load_kv_state(state, tokens)
-        assert llm.kv_state() == state

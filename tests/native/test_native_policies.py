@@ -128,8 +128,8 @@ def test_a_slack_of_one_equals_the_reference(
 def test_a_removed_tail_equals_the_reference(
     path: Path, rng: np.random.Generator, policy: str
 ) -> None:
-    """The policy ignores queries of removed tokens."""
-    sizes = [*[1] * 60, -3, 1, -3, *[1] * 49]
+    """The policy ignores queries of removed tokens: compactions follow 3 tokens after a removal."""
+    sizes = [*[1] * 65, -3, *[1] * 45, -3, 1, -3, *[1] * 20]
     steps, _ = steps_of(reference_of(path, policy=policy), rng, sizes)
     assert_same(llama_of(path, policy, n_ubatch=1), steps)
 

@@ -28,9 +28,6 @@ def parts() -> ctypes.CDLL:
     return compile_library("parts", sources)
 
 
-# ---- selection ----
-
-
 def native_select(
     parts: ctypes.CDLL,
     scores: npt.NDArray[np.float64],
@@ -95,8 +92,6 @@ def test_a_plan_is_refused_unless_every_row_has_a_cell(parts: ctypes.CDLL, cases
             flags[0, rng.choice(others, int(rng.integers(1, others.size + 1)), False)] = 1
             assert not parts.make_plan(pointer(flags), *shape)
 
-
-# ---- rotary positions ----
 
 # Position, and index, width and height of a picture; width 0 means text.
 Token = tuple[int, int, int, int]
@@ -169,9 +164,6 @@ def test_rotary_positions_count_pictures_by_their_longer_side(
         assert sorted(set(behind.values())) == list(behind.values())
         is_same = expected[cells[-1]] == expected[-1]
         assert places[-2] <= places[-1] - (not is_same)
-
-
-# ---- policies as text ----
 
 
 def reason_against(parts: ctypes.CDLL, text: str) -> str:

@@ -197,22 +197,3 @@ def test_invalid_settings_are_refused(path: Path) -> None:
         exact(path, prefill="whole")
     with pytest.raises(SettingsError, match="prefill_mib is 0"):
         exact(path, prefill_mib=0)
-
-
-def test_the_native_functions_refuse_invalid_arguments(path: Path) -> None:
-    llm = exact(path)
-    kv = llm.text.cache
-    assert kv is not None
-    with pytest.raises(NativeError, match="not enlarged"):
-        kv.shrink()
-    with pytest.raises(NativeError, match="out of range"):
-        kv.enlarge(256)
-    kv.enlarge(300)
-    assert kv.counters().n_cells == 512
-    with pytest.raises(NativeError, match="enlarged already"):
-        kv.enlarge(1000)
-    kv.shrink()
-    assert kv.counters().n_cells == 256
-    plain = tiny_llama(path, evict=False)
-    with pytest.raises(NativeError, match="not attached"):
-        plain.text.cache.enlarge(10_000)

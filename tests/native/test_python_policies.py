@@ -86,9 +86,6 @@ def reference_of(path: Path, policy: Policy | str) -> ReferenceLlama:
     )
 
 
-# ---- the reference ----
-
-
 @pytest.mark.parametrize("attention", ["auto", "ops"])
 @pytest.mark.parametrize("is_file", [False, True], ids=["of a test", "of a file"])
 def test_a_python_policy_equals_the_reference(
@@ -179,9 +176,6 @@ def test_keys_of_one_token_differ_only_by_rotation(
     np.testing.assert_allclose(
         as_complex, as_complex[0] * turns, atol=rounding * np.abs(as_complex).max()
     )
-
-
-# ---- errors ----
 
 
 @dataclass(frozen=True)
@@ -316,9 +310,6 @@ def test_scores_of_mandatory_rows_are_ignored(
     assert np.isfinite(llm.kv_rows(0)[1]).all()
 
 
-# ---- many texts ----
-
-
 def test_a_text_whose_policy_fails_does_not_stop_others(
     path: Path, rng: np.random.Generator, failing: Errors
 ) -> None:
@@ -336,9 +327,6 @@ def test_a_text_whose_policy_fails_does_not_stop_others(
             assert short.result() == 58
             with pytest.raises(ZeroDivisionError):
                 long.result()
-
-
-# ---- texts and states ----
 
 
 def test_a_state_of_another_policy_is_refused(path: Path, in_a_file: str) -> None:

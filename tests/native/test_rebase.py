@@ -157,16 +157,6 @@ def test_a_new_text_starts_at_position_zero(path: Path, rng: np.random.Generator
     np.testing.assert_array_equal(llm.scores[:20], fresh.scores[:20])
 
 
-def test_generation_continues_beyond_the_trained_context(path: Path) -> None:
-    llm = evicting_llama(path, logits_all=False)
-    bias = {llm.token_eos(): -100.0}
-    result = llm.create_completion("once upon a time", max_tokens=5 * N_POS, logit_bias=bias)
-    assert result["choices"][0]["finish_reason"] == "length"
-    assert llm.n_tokens > 5 * N_POS
-    assert llm.kv.rebases > 3
-    assert llm.kv.used <= llm.kv.capacity
-
-
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_rounding_of_rebases_does_not_accumulate(
     tmp_path: Path, rng: np.random.Generator, kv_type: str

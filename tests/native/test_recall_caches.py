@@ -11,25 +11,17 @@ import pytest
 from oracle import read
 from pyh2o import Llama
 from research.reference import ReferenceLlama, as_float16
-from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, assert_same_future, random_tokens, tiny_llama
 
 HEAVY, RECENT, SLACK, RECALL = 24, 20, 12, 30
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=3)
+MODEL: dict[str, Any] = {"seed": 3}
 
 
 def recall_llama(path: Path, **settings: Any) -> Llama:
     sizes = {"hh": HEAVY + RECALL, "recent": RECENT, "slack": SLACK, "recall": RECALL}
     return tiny_llama(path, **{**sizes, "n_ctx": 128, "logits_all": True, **settings})
-
-
-# -------------------------------------------------------------------------------------------------
-# Removing a tail
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attention", ["auto", "ops"])
@@ -60,11 +52,6 @@ def test_a_removed_last_batch_leaves_no_trace(path: Path, rng: np.random.Generat
     assert_same_future(llm, alone, random_tokens(rng, 60))
 
 
-# -------------------------------------------------------------------------------------------------
-# Clearing
-# -------------------------------------------------------------------------------------------------
-
-
 def test_clearing_empties_the_archive(path: Path, rng: np.random.Generator) -> None:
     llm = recall_llama(path)
     llm.eval(random_tokens(rng, 200))
@@ -75,11 +62,6 @@ def test_clearing_empties_the_archive(path: Path, rng: np.random.Generator) -> N
     assert (kv.used, kv.archived, kv.bytes_archive, kv.n_looked, kv.found_share) == (0, 0, 0, 0, 0)
     assert not llm.text.cache.found(200).any()
     assert llm.recalled() == []
-
-
-# -------------------------------------------------------------------------------------------------
-# Exact prefill
-# -------------------------------------------------------------------------------------------------
 
 
 def test_an_exact_prefill_keeps_the_archive(path: Path, rng: np.random.Generator) -> None:

@@ -22,10 +22,7 @@ N_PAGE, PADDING = RecallPart.N_PAGE, 4096  # tokens; bytes before a page's keys
 HEAVY, RECENT, SLACK, RECALL = 20, 16, 9, 40
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    return write_tiny_gguf(folder / "tiny.gguf", seed=4, n_layer=N_LAYER, n_ctx_train=N_POS)
+MODEL: dict[str, Any] = {"seed": 4, "n_layer": N_LAYER, "n_ctx_train": N_POS}
 
 
 def recall_llama(path: Path, *, recall: int = RECALL, **settings: Any) -> Llama:
@@ -87,11 +84,6 @@ def test_a_state_is_loaded_with_any_archive_limit(path: Path, rng: np.random.Gen
     saved.eval(random_tokens(rng, 90))
     loaded.load_kv_state(saved.kv_state(), saved.input_ids[:90].copy())
     assert_same_future(saved, loaded, random_tokens(rng, 60))
-
-
-# -------------------------------------------------------------------------------------------------
-# Damage
-# -------------------------------------------------------------------------------------------------
 
 
 def state_of(data: bytes, kv: KVStatistics) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -14,7 +15,6 @@ from pyh2o.cache.settings import Budget, EvictionSettings
 from pyh2o.policies import H2O
 from research.reference import ReferenceLlama, as_float32
 from streams import N_SEQ, Context
-from tiny_gguf import write_tiny_gguf
 
 SLACK, RECALL = 27, 24
 BUDGET = Budget(
@@ -29,10 +29,8 @@ BUDGET = Budget(
 SIZES = [SLACK // N_SEQ] * 12 + [3] * 18
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One layer: retrieved rows of a second one would already differ by rounding."""
-    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=9, n_layer=1)
+# One layer: retrieved rows of a second one would already differ by rounding.
+MODEL: dict[str, Any] = {"seed": 9, "n_layer": 1}
 
 
 @pytest.fixture(params=[False, True], ids=["ops", "one op"])

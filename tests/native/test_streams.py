@@ -66,19 +66,6 @@ def test_each_sequence_keeps_its_own_rows(
     assert expected[0].n_compactions > 3
 
 
-def test_sequences_grow_at_different_speeds(
-    context: Context, path: Path, rng: np.random.Generator
-) -> None:
-    context.attach(BUDGET)
-    expected = references(path)
-    for _ in range(80):
-        seq = int(rng.integers(0, N_SEQ))
-        tokens = rng.integers(0, context.n_vocab, int(rng.integers(1, 9))).tolist()
-        assert context.decode({seq: (expected[seq].n_tokens, tokens)}) == 0
-        expected[seq].eval(tokens)
-        compare(context, expected)
-
-
 @pytest.mark.parametrize(
     "policy",
     [

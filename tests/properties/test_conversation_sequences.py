@@ -22,7 +22,7 @@ from conversations import Trap, check_positions, next_logits, said, without_kv
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError, SettingsError
 from pyh2o.writing.sampling import Sampling
-from tiny_chat import CHATML, write_chat_gguf
+from tiny_chat import CHATML
 from tiny_llama import tiny_llama
 from tries import Tries, refused
 
@@ -56,14 +56,7 @@ class Scene:
     is_whole: bool
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_gguf(
-        tmp_path_factory.mktemp("model") / "tiny.gguf",
-        CHATML,
-        n_layer=2,
-        dtype=GGMLQuantizationType.Q4_1,
-    )
+MODEL: dict[str, Any] = {"template": CHATML, "n_layer": 2, "dtype": GGMLQuantizationType.Q4_1}
 
 
 @pytest.fixture(params=SETTINGS)
@@ -102,10 +95,6 @@ class ConversationSequence(RuleBasedStateMachine):
         for message, answer in turns:
             tokens += (parts.next_turn if tokens else parts.first_turn)(message) + answer
         return tokens
-
-    # ---------------------------------------------------------------------------------------------
-    # Answers
-    # ---------------------------------------------------------------------------------------------
 
     def last_attempt(self) -> dict[int, Any]:
         """Return the attempt number and the tokens of the last answer."""
@@ -182,10 +171,6 @@ class ConversationSequence(RuleBasedStateMachine):
         # a stop text can start in the text shown so far
         n_same = len(tokens) - 1
         assert self.turns[-1][1][:n_same] == tokens[:n_same]
-
-    # ---------------------------------------------------------------------------------------------
-    # Changes
-    # ---------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.turns)
     @rule()
@@ -269,10 +254,6 @@ class ConversationSequence(RuleBasedStateMachine):
             np.testing.assert_array_equal(next_logits(mine), next_logits(other))
             for layer in range(mine.n_layer if mine.evicting else 0):
                 np.testing.assert_equal(mine.kv_rows(layer), other.kv_rows(layer))
-
-    # ---------------------------------------------------------------------------------------------
-    # Invariants
-    # ---------------------------------------------------------------------------------------------
 
     @invariant()
     def the_text_equals_the_messages(self) -> None:

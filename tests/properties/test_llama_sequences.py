@@ -45,9 +45,7 @@ class Done:
     """Operations on a text, which a new model can repeat.
 
     Attributes:
-        steps: ("eval", tokens), ("pin", n), ("spans", spans) and ("drop", spans).
-        exact: whether the other fields are known; removing a tail leaves its attention in the
-            scores.
+        exact: whether the scores are known; removing a tail leaves its attention in them.
         compactions: number of compactions before which the rows do not depend on that trace.
         whole: whether all recent rows are present; after a removed tail some can be missing.
     """
@@ -122,10 +120,6 @@ class LlamaSequence(RuleBasedStateMachine):
         compactions = llm.kv.compactions if llm.evicting else None
         whole = done.whole and nothing_evicted
         self.done = replace(done.first(n_tokens), exact=exact, compactions=compactions, whole=whole)
-
-    # ---------------------------------------------------------------------------------------------
-    # Steps
-    # ---------------------------------------------------------------------------------------------
 
     @rule(tokens=Tokens)
     def evaluate(self, tokens: list[int]) -> None:
@@ -250,10 +244,6 @@ class LlamaSequence(RuleBasedStateMachine):
         else:
             assert tokens == done.tokens
             self.load(saved)
-
-    # ---------------------------------------------------------------------------------------------
-    # Invariants
-    # ---------------------------------------------------------------------------------------------
 
     @invariant()
     def the_text_equals_the_input(self) -> None:

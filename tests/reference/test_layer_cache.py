@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,10 @@ from research.reference import (
     LayerCache,
     attend,
     collected_attention,
-    collected_squares,
     compact,
 )
-from research.reference.layers import rotate as rotate_pairs
 
 FloatArray = npt.NDArray[np.floating[Any]]
-IntArray = npt.NDArray[np.int64]
 
 N_HEAD_KV, HEAD_SIZE = 2, 8
 
@@ -174,116 +170,3 @@ def test_a_slack_of_1_is_the_algorithm_of_the_paper(rng: np.random.Generator) ->
             keep = np.concatenate([np.sort(best, axis=1), last], axis=1)
             keys, values = (np.take_along_axis(x, keep[..., None], axis=1) for x in (keys, values))
             positions, sums = (np.take_along_axis(x, keep, axis=1) for x in (positions, sums))
-
-
-def test_small_attention_counts_next_to_a_large_score() -> None:
-    """A float16 sum loses 0.3 next to 4096; scores are float32 even if rows are float16."""
-    cache = LayerCache(1, 2, cache_dtype=np.float16)
-    cache.append(np.zeros((1, 1, 2)), np.zeros((1, 1, 2)), np.array([0]))
-    cache.add_scores(np.array([[4096]], dtype=np.float32))
-    cache.add_scores(np.array([[0.3]], dtype=np.float32))
-
-    assert np.float16(4096) + np.float16(0.3) == 4096
-    assert cache.scores(0).dtype == np.float32
-    assert cache.scores(0)[0] == pytest.approx(4096.3, abs=1e-3)
-
-
-def test_the_score_is_the_mean_over_the_query_heads_of_a_group() -> None:
-    """Four query heads on two KV heads, two queries, three rows; computed by hand."""
-    probabilities = np.array(
-        [
-            [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]],
-            [[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]],
-            [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]],
-            [[0.2, 0.2, 0.6], [1.0, 0.0, 0.0]],
-        ]
-    )
-
-    collected = collected_attention(probabilities, 2)
-
-    np.testing.assert_allclose(collected, [[1.0, 0.75, 0.25], [0.6, 0.1, 1.3]])
-
-
-def test_sums_of_squares_match_values_computed_by_hand() -> None:
-    """Two query heads of one KV head: (.25 + .01) / 2 + .81 / 2 and (.25 + .81) / 2 + .01 / 2."""
-    probabilities = np.array([[[0.5, 0.5], [0.0, 0.0]], [[0.1, 0.9], [0.9, 0.1]]])
-    np.testing.assert_allclose(collected_squares(probabilities, 1), [[0.535, 0.535]])
-    np.testing.assert_allclose(collected_attention(probabilities, 1), [[0.75, 0.75]])
-
-
-# ---- queries ----
-
-
-def cache_of(
-    rng: np.random.Generator, n_rows: int, *, first: int = 0, n_queries: int
-) -> LayerCache:
-    cache = LayerCache(
-        N_HEAD_KV,
-        HEAD_SIZE,
-        cache_dtype=np.float64,
-        score_dtype=np.float64,
-        n_queries=n_queries,
-    )
-    keys, values = rng.standard_normal((2, N_HEAD_KV, n_rows, HEAD_SIZE))
-    cache.append(keys, values, first + np.arange(n_rows))
-    return cache
-
-
-def test_the_last_queries_are_recorded(rng: np.random.Generator) -> None:
-    """In chunks of any size; a removed tail removes its queries."""
-    cache = cache_of(rng, 30, n_queries=5)
-    queries = rng.standard_normal((4, 30, HEAD_SIZE))
-    for start, end in ((0, 1), (1, 4), (4, 24), (24, 30)):
-        positions = np.arange(start, end)
-        cache.record_queries(queries[:, start:end], positions, positions - 3)
-        expected = np.arange(max(0, end - 5), end)
-        assert cache.queries.positions.tolist() == expected.tolist()
-        assert cache.queries.rotary_positions.tolist() == (expected - 3).tolist()
-        np.testing.assert_array_equal(cache.queries.rotated, queries[:, expected])
-    np.testing.assert_array_equal(cache.queries_of(1), queries[2:, 25:30].swapaxes(0, 1))
-
-    cache.remove(27)
-    assert cache.queries.positions.tolist() == [25, 26]
-    np.testing.assert_array_equal(cache.queries.rotated, queries[:, 25:27])
-    cache.remove(20)
-    assert cache.queries.positions.size == 0
-    assert cache.query_attention().shape == (2, 0, 20)
-    cache.record_queries(queries[:, 20:22], np.array([20, 21]), np.array([20, 21]))
-    assert cache.queries.positions.tolist() == [20, 21]
-
-
-def test_queries_do_not_attend_to_later_rows(rng: np.random.Generator) -> None:
-    """Row by row: softmax over the rows up to the query's position, mean over the group."""
-    cache = cache_of(rng, 12, n_queries=3)
-    queries = rng.standard_normal((4, 3, HEAD_SIZE))
-    cache.record_queries(queries, np.array([9, 10, 11]), np.array([9, 10, 11]))
-    cache.keep_all = True
-    cache.keep([np.array([0, 3, 8, 9, 10, 11]), np.array([1, 2, 4, 9, 10, 11])])
-    attention = cache.query_attention()
-    for head, query in itertools.product(range(2), range(3)):
-        expected = np.zeros(12)
-        rows = [j for j in cache.positions(head) if j <= 9 + query]
-        for member in range(2):
-            logits = cache.keys[head, rows] @ queries[2 * head + member, query] / np.sqrt(HEAD_SIZE)
-            expected[rows] += np.exp(logits) / np.exp(logits).sum() / 2
-        np.testing.assert_allclose(attention[head, query], expected, atol=1e-12)
-
-
-@pytest.mark.parametrize("back", [5, 12, 60])
-def test_queries_rotate_with_the_keys(rng: np.random.Generator, back: int) -> None:
-    """Unless a key is packed, all distances stay, and so does the attention."""
-    cache = cache_of(rng, 20, first=60, n_queries=6)
-    queries = rng.standard_normal((4, 6, HEAD_SIZE))
-    positions = np.arange(74, 80)
-    cache.record_queries(queries, positions, positions)
-    before = cache.query_attention()
-
-    def rotate(x: FloatArray, turns: IntArray) -> FloatArray:
-        return rotate_pairs(x, turns, base=10000.0, scale=1.0, factors=np.ones(HEAD_SIZE // 2))
-
-    cache.rebase(back, rotate, 80 - back)
-    assert cache.queries.rotary_positions.tolist() == (positions - back).tolist()
-    np.testing.assert_allclose(cache.query_attention(), before, atol=1e-12)
-    cache.rebase(100, rotate, 20)
-    assert cache.queries.rotary_positions.max() < 0
-    assert cache.rotary_positions.min() == 0

@@ -22,20 +22,9 @@ from pyh2o.policies import (
     parse_policy,
 )
 from pyh2o.policies.base import SAFE_SCORE
-from research.policies.random_rows import NACL, uniform_numbers
-from some_policies import ALL_KINDS, in_research
+from some_policies import ALL_KINDS
 
 FloatArray = npt.NDArray[np.floating[Any]]
-
-KEYDIFF = parse_policy(in_research("keydiff:KeyDiff"))
-
-
-def expected(**parameters: Any) -> Policy:
-    return replace(parse_policy(in_research("expected:Expected")), **parameters)
-
-
-def random_scores(seed: int, rows: HeadRows) -> FloatArray:
-    return parse_policy(in_research(f"random_rows:RandomRows:seed={seed}")).score(rows)
 
 
 def head_rows(positions: list[int], **changes: Any) -> HeadRows:
@@ -117,39 +106,6 @@ def test_a_policy_needs_only_parameters_and_a_score() -> None:
     assert Oldest().score(head_rows([3, 4])).tolist() == [-3, -4]
 
 
-# ---- pseudo-random numbers ----
-
-
-@pytest.mark.parametrize(
-    ("place", "number"),
-    [
-        ((0, 0, 0, 0), 0.13870941014555432),
-        ((0, 0, 0, 1), 0.2582654469187294),
-        ((7, 3, 1, 1000), 0.6620748756001482),
-        ((2**64 - 1, 29, 2, 2**31 - 1), 0.9703577962244319),
-    ],
-)
-def test_numbers_of_positions_match_splitmix64(
-    place: tuple[int, int, int, int], number: float
-) -> None:
-    """An implementation of splitmix64 whose first numbers are the published ones."""
-    seed, layer, head, position = place
-    assert uniform_numbers(seed, layer, head, np.array([position])).tolist() == [number]
-
-
-def test_numbers_are_uniform_and_all_different() -> None:
-    places = [(seed, layer, head) for seed in (0, 1000) for layer in range(3) for head in range(2)]
-    numbers = np.array([uniform_numbers(*place, np.arange(20_000)) for place in places])
-    assert 0 < numbers.min() < numbers.max() < 1
-    assert np.unique(numbers).size == numbers.size
-    shares = np.histogram(numbers, bins=10, range=(0, 1))[0] / numbers.size
-    np.testing.assert_allclose(shares, 0.1, atol=0.002)
-    assert np.abs(np.corrcoef(numbers) - np.eye(len(places))).max() < 0.04
-
-
-# ---- the H2O family ----
-
-
 def test_h2o_scores_by_the_sum() -> None:
     rows = head_rows([3, 5, 6], attention=np.array([2.0, 0.5, 1.0]))
     for policy in (H2O(), H2ODecay()):
@@ -160,9 +116,6 @@ def test_h2o_mean_divides_by_the_queries_that_saw_the_row() -> None:
     """At newest 9 position 0 was seen by 10 queries, 5 by 5 and 9 by itself."""
     rows = head_rows([0, 5, 9], attention=np.array([2.0, 1.5, 0.25]))
     assert H2OMean().score(rows).tolist() == [0.2, 0.3, 0.25]
-
-
-# ---- RoCo ----
 
 
 def test_roco_ranks_the_highest_deviations_first() -> None:
@@ -221,9 +174,6 @@ def test_roco_equals_easykvs_rule(rng: np.random.Generator) -> None:
     assert ours == theirs
 
 
-# ---- the attention of the last queries ----
-
-
 def test_snap_pools_over_competing_neighbours() -> None:
     """Sums 1, 2, 6, 4, 8, 16; the pinned 6 and the recent 16 are not pooled."""
     rows = head_rows(
@@ -238,130 +188,14 @@ def test_snap_pools_over_competing_neighbours() -> None:
     np.testing.assert_allclose(Snap(pool=99_999).score(rows)[competing], [15 / 4] * 4)
 
 
-@pytest.mark.parametrize("policy", [Snap(), expected(), expected(covariance=True)], ids=str)
-def test_without_queries_the_newer_rows_stay(policy: Policy) -> None:
-    assert policy.score(head_rows([0, 1, 2])).tolist() == [0, 0, 0]
-
-
-def test_nacl_without_sampling_keeps_the_best_rows(rng: np.random.Generator) -> None:
-    rows = random_rows(rng)
-    scores = NACL(random=0).score(rows)
-    best = rows.best(Snap(pool=1).score(rows), rows.n_places)
-    assert sorted(np.flatnonzero(scores == SAFE_SCORE)) == sorted(best)
-
-
-def test_nacl_samples_its_share_from_the_other_rows(rng: np.random.Generator) -> None:
-    rows = random_rows(rng)
-    attention = rows.query_attention
-    scores = NACL(random=0.37, seed=5).score(rows)
-    is_best = scores == SAFE_SCORE
-    assert is_best.sum() == rows.n_places - int(0.37 * rows.n_places) == 7
-    assert not is_best[~rows.competing].any()
-    numbers = uniform_numbers(5, rows.layer, rows.head, rows.positions)
-    gumbel = -np.log(-np.log(numbers))
-    np.testing.assert_allclose(scores[~is_best], (attention + gumbel)[~is_best])
-
-
-def test_nacl_samples_in_proportion_to_the_softmax() -> None:
-    """Of four rows one is sampled: the shares over 20,000 seeds are those of exp(s)."""
-    logits = np.array([0.0, 0.5, 1.0, 2.0])
-    rows = head_rows([10, 11, 12, 13], query_attention=logits)
-    sampled = [int(NACL(random=1, seed=seed).score(rows).argmax()) for seed in range(20_000)]
-    shares = np.bincount(sampled, minlength=4) / len(sampled)
-    np.testing.assert_allclose(shares, np.exp(logits) / np.exp(logits).sum(), atol=0.015)
-
-
-# ---- keys, values and positions ----
-
-
-def test_keydiff_prefers_the_key_farthest_from_the_mean(rng: np.random.Generator) -> None:
-    keys = np.array([[1.0, 0], [3, 0], [0, 0.5], [0, 0]])
-    # The unit keys are x, x, y and none; their mean points to (2, 1).
-    expected = [-2 / np.sqrt(5), -2 / np.sqrt(5), -1 / np.sqrt(5), 0]
-    np.testing.assert_allclose(KEYDIFF.score(head_rows([0, 1, 2, 3], keys=keys)), expected)
-
-    rows = random_rows(rng)
-    mean = np.mean([key / np.linalg.norm(key) for key in rows.keys], axis=0)
-    cosines = [key @ mean / np.linalg.norm(key) / np.linalg.norm(mean) for key in rows.keys]
-    np.testing.assert_allclose(KEYDIFF.score(rows), -np.array(cosines))
-
-
-def rotation(angles: FloatArray) -> FloatArray:
-    """Return the matrix [d, d] that rotates each pair of neighbours by its angle [d / 2]."""
-    matrix = np.zeros((2 * angles.size, 2 * angles.size))
-    for i, angle in enumerate(angles):
-        cos, sin = np.cos(angle), np.sin(angle)
-        matrix[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = [[cos, -sin], [sin, cos]]
-    return matrix
-
-
-@pytest.mark.parametrize("covariance", [False, True])
-@pytest.mark.parametrize("horizon", [1, 50])
-@pytest.mark.parametrize("shift", [0, 300])
-def test_expected_attention_equals_the_formula_with_full_matrices(
-    rng: np.random.Generator, covariance: bool, horizon: int, shift: int
-) -> None:
-    """As in the paper: mean and covariance of the queries before their rotation.
-
-    After a re-base everything is rotated `shift` positions back, where queries may be below 0.
-    """
-    rows = random_rows(rng)
-    omega, d = rows.rope_frequencies, rows.keys.shape[1]
-    ahead = 100 - shift + np.arange(horizon)
-    mean_rotation = np.mean([rotation(omega * t) for t in ahead], axis=0)
-    attention = np.zeros((2, 40))
-    free = ~rows.pinned
-    for member in range(2):
-        raw = np.array(
-            [
-                rotation(-omega * (p - shift)) @ query
-                for p, query in zip(rows.query_positions, rows.queries[:, member], strict=True)
-            ]
-        )
-        mu = mean_rotation @ raw.mean(axis=0)
-        sigma = mean_rotation @ np.cov(raw.T, bias=True) @ mean_rotation.T
-        logits = rows.keys @ mu / np.sqrt(d)
-        if covariance:
-            logits += np.einsum("nd,de,ne->n", rows.keys, sigma, rows.keys) / (2 * d)
-        attention[member, free] = np.exp(logits[free]) / np.exp(logits[free]).sum()
-    wanted = (attention.mean(axis=0) + 0.05) * rows.value_norms
-
-    policy = expected(horizon=horizon, epsilon=0.05, covariance=covariance)
-    np.testing.assert_allclose(policy.score(rows), wanted, rtol=1e-9)
-
-
-def test_expected_attention_with_pairs_that_do_not_rotate() -> None:
-    """Scaled rotary embeddings can have frequencies of 0, whose mean rotation is the identity."""
-    rows = head_rows(
-        [0, 1],
-        keys=np.array([[2.0, 0], [0, 1]]),
-        value_norms=np.ones(2),
-        queries=np.array([[[1.0, 3]]]),
-        query_positions=np.array([1]),
-        rope_frequencies=np.zeros(1),
-    )
-    logits = np.array([2.0, 3.0]) / np.sqrt(2)
-    wanted = np.exp(logits) / np.exp(logits).sum()
-    np.testing.assert_allclose(expected(epsilon=0).score(rows), wanted)
+def test_without_queries_the_newer_rows_stay() -> None:
+    assert Snap().score(head_rows([0, 1, 2])).tolist() == [0, 0, 0]
 
 
 def test_streaming_keeps_sinks_and_a_window() -> None:
     rows = head_rows([0, 2, 3, 4, 50, 51])
     assert Streaming().score(rows).tolist() == [SAFE_SCORE, SAFE_SCORE, SAFE_SCORE, 4, 50, 51]
     assert Streaming(sinks=0).score(rows).tolist() == [0, 2, 3, 4, 50, 51]
-
-
-def test_random_rows_differ_between_heads_and_persist(rng: np.random.Generator) -> None:
-    rows = random_rows(rng)
-    scores = random_scores(1, rows)
-    np.testing.assert_array_equal(random_scores(1, rows), scores)
-    np.testing.assert_array_equal(random_scores(1, replace(rows, newest=500)), scores)
-    for other in (
-        random_scores(2, rows),
-        random_scores(1, replace(rows, head=0)),
-        random_scores(1, replace(rows, layer=0)),
-    ):
-        assert not np.isin(other, scores).any()
 
 
 @pytest.mark.parametrize("policy", ALL_KINDS, ids=str)

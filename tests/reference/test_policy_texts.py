@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyh2o.errors import SettingsError
 from pyh2o.policies import H2O, POLICIES, H2ODecay, Policy, Snap, parse_policy
-from research.reference import ReferenceLlama
 from some_policies import ALL_KINDS, CHANGED, in_research
-from tiny_gguf import write_tiny_gguf
 
 EXPECTED = in_research("expected:Expected")
 
@@ -102,9 +99,3 @@ def test_required_inputs_of_each_policy() -> None:
     half_lives = {name: cls().half_life for name, cls in POLICIES.items() if cls().half_life}
     assert half_lives == {"h2o-decay": 256.0}
     assert [name for name, cls in POLICIES.items() if cls().n_near] == ["h2o-far"]
-
-
-def test_the_reference_refuses_other_policies(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
-    with pytest.raises(ValueError, match="unknown policy 'best'"):
-        ReferenceLlama.from_gguf(path, heavy=10, recent=10, policy="best")

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize, quantize
 
-from research.reference import ReferenceLlama, as_float16, search
+from research.reference import ReferenceLlama, search
 from research.reference.codes import hadamard
-from research.reference.layers import Rope, rms_norm, split_heads
+from research.reference.layers import Rope
 from tiny_gguf import write_tiny_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -54,9 +52,6 @@ def recall_reference(path: Path, **settings: Any) -> ReferenceLlama:
     )
 
 
-# ---- retrieving all rows equals the full cache ----
-
-
 @pytest.mark.parametrize(("slack", "n_head_kv"), [(1, 2), (7, 4), (80, 1)])
 def test_retrieving_all_rows_equals_the_full_cache(
     tmp_path: Path, seed: int, rng: np.random.Generator, slack: int, n_head_kv: int
@@ -78,16 +73,6 @@ def test_retrieving_all_rows_equals_the_full_cache(
     assert model.smallest_search_margin == np.inf
 
 
-def test_retrieval_reduces_the_error_of_logits(tiny: Path, rng: np.random.Generator) -> None:
-    tokens = random_tokens(rng, 250)
-    full = ReferenceLlama.from_gguf(tiny, dtype=np.float64, cache_dtype=np.float64).eval(tokens)
-    off = [
-        np.abs(recall_reference(tiny, slack=8, recall=n_rows).eval(tokens) - full)[60:].mean()
-        for n_rows in (0, 30, 120)
-    ]
-    assert off[0] > 1.1 * off[1] > 1.1**2 * off[2] > 0
-
-
 def test_masking_and_dropping_agree(tiny: Path, rng: np.random.Generator) -> None:
     dropping, masking = (
         recall_reference(tiny, slack=40, n_pos=110, keep_all=keep) for keep in (False, True)
@@ -99,34 +84,12 @@ def test_masking_and_dropping_agree(tiny: Path, rng: np.random.Generator) -> Non
     assert dropping.n_rebases > 0
 
 
-def test_without_eviction_nothing_is_retrieved(tiny: Path, rng: np.random.Generator) -> None:
-    """Bit for bit as without an archive, while no row is evicted."""
-    tokens = random_tokens(rng, 60)
-    model, without = recall_reference(tiny, slack=20), recall_reference(tiny, slack=20, recall=0)
-    for one in (model, without):
-        one.eval(tokens[:30])
-        one.compact()
-    np.testing.assert_array_equal(model.eval(tokens[30:60]), without.eval(tokens[30:60]))
-    assert model.found.positions.shape == (N_LAYER, N_HEAD_KV, 0)
-    assert (model.n_looked, model.found_share) == (60, 0)
-    assert model.found_weights.tolist() == [0] * 60
-    assert np.abs(model.eval(tokens[:9]) - without.eval(tokens[:9])).max() > 1e-3
-    assert model.found.positions.shape == (N_LAYER, N_HEAD_KV, 12)
-
-
-# ---- retrieval ----
-
-
 def naive_shares(
     shown: ReferenceLlama, layer: int, n_together: int
 ) -> tuple[list[list[int]], FloatArray]:
-    """Return retrieved positions [n_head_kv][n_found] and shares of the last tokens, key by key.
+    """Return positions [n_head_kv][n_found] and shares of the last tokens, which search together.
 
-    Args:
-        shown: a model that kept all keys, so they need not come from an archive; its policy records
-            the last queries.
-        layer: layer that searches.
-        n_together: number of last tokens, which search together.
+    The model kept all keys, so they need not come from an archive, and records the last queries.
     """
     cache, rope = shown._caches[layer], Rope(shown.weights)
     assert cache.archive is not None
@@ -232,174 +195,3 @@ def test_all_heads_attend_to_the_most_retrieved_passage(
                 shares = model.found.shares[layer, query_head]
                 np.add.at(interest, found // 32, (shares**2).sum(axis=0)[: found.size])
         assert bool(focus) == (size == 1)
-
-
-# ---- other uses of attention ----
-
-
-@pytest.mark.parametrize("n_tokens", [1, 8])
-def test_scores_are_the_share_of_resident_rows(
-    tiny: Path, rng: np.random.Generator, n_tokens: int
-) -> None:
-    """A query's attention to cached rows is what its retrieved rows leave."""
-    model = recall_reference(tiny, slack=16)
-    model.eval(random_tokens(rng, 96))
-    model.eval(random_tokens(rng, 1))
-    assert model.n_rows == 41
-    before = {pair: model.scores(*pair).sum() for pair in HEADS}
-    model.eval(random_tokens(rng, n_tokens))
-    assert model.n_rows == 41 + n_tokens
-    assert model.found.shares.shape == (N_LAYER, N_HEAD, n_tokens, n_retrieved(n_tokens))
-    found = model.found.shares.sum(axis=(2, 3)).reshape(N_LAYER, N_HEAD_KV, GROUP).mean(axis=2)
-    assert (found > 1e-6).all()
-    for pair in HEADS:
-        growth = model.scores(*pair).sum() - before[pair]
-        assert growth == pytest.approx(n_tokens - found[pair], rel=EXACT)
-
-
-def test_attention_to_retrieved_rows_is_summed(tiny: Path, rng: np.random.Generator) -> None:
-    """Until the sums are cleared; the archive stays."""
-    model = recall_reference(tiny, slack=12)
-    model.eval(random_tokens(rng, 100), ubatch=1)
-    assert model.n_looked == 100  # also those before the first eviction
-    for _ in range(2):
-        model.forget_found()
-        assert (model.n_looked, model.found_share, model.found_weights.sum()) == (0, 0, 0)
-        weights, shares = np.zeros(model.n_tokens + 40), []
-        for size in (1, 5, 3, 8, 4, 1, 1, 8, 8, 1):
-            model.eval(random_tokens(rng, size), ubatch=8)
-            for layer, head in HEADS:
-                of_head = model.found.shares[layer, GROUP * head : GROUP * head + GROUP]
-                for i, position in enumerate(model.found.positions[layer, head]):
-                    weights[position] += (of_head[:, :, i] ** 2).sum()
-            shares.append(model.found.shares.sum(axis=3))
-        assert model.n_looked == 40
-        np.testing.assert_allclose(model.found_weights, weights, atol=EXACT)
-        mean = np.concatenate(shares, axis=2).mean()
-        assert 0.01 < model.found_share == pytest.approx(mean, rel=EXACT)
-
-
-def test_all_groups_of_a_chunk_are_summed(tiny: Path, rng: np.random.Generator) -> None:
-    """If all evicted rows are retrieved, the weights sum to the full cache's squares."""
-    model = recall_reference(tiny, slack=70, recall=1000)
-    model.eval(random_tokens(rng, 210))
-    model.forget_found()
-    model.eval(random_tokens(rng, 70))
-    assert model.n_looked == 70
-    last = model.found.shares  # of 6 after 64
-    assert last.shape[2] == 6
-    share_of_last = last.sum(axis=3).mean()
-    assert abs(model.found_share - share_of_last) > 1e-6
-    hidden = model.found.positions
-    assert set(np.flatnonzero(model.found_weights)) == set(hidden.ravel().tolist())
-    assert model.found_weights.sum() > (last**2).sum() > 0
-
-
-# ---- archive ----
-
-
-@pytest.mark.parametrize("settings", [{}, {"n_pos": 100}, {"n_pos": 48}])
-def test_archived_keys_have_their_position_in_the_page(
-    tiny: Path, rng: np.random.Generator, settings: dict[str, Any]
-) -> None:
-    """The same for both heads, although each packs its older rows differently."""
-    model = recall_reference(tiny, slack=8, **settings)
-    tokens = random_tokens(rng, 300)
-    model.eval(tokens)
-    assert (model.n_rebases > 0) == bool(settings)
-
-    archive = model._caches[0].archive
-    assert archive is not None
-    archived = np.arange(archive.n_positions)
-    assert archived.size > 256
-    layer, hyper = model.weights.layers[0], model.weights.hyperparameters
-    x = model.weights.embedding[tokens[archived]]
-    normed = rms_norm(x, layer.attention_norm, hyper.rms_epsilon)
-    keys = split_heads(normed @ layer.key.T, N_HEAD_KV)
-    expected = Rope(model.weights).rotate(keys, archived % 128)
-    np.testing.assert_allclose(archive.keys, expected, atol=EXACT)
-    values = split_heads(normed @ layer.value.T, N_HEAD_KV)
-    np.testing.assert_allclose(archive.values, values, atol=EXACT)
-
-
-def as_q8_0(rows: FloatArray) -> FloatArray:
-    q8_0 = GGMLQuantizationType.Q8_0
-    return dequantize(quantize(rows.astype(np.float32), q8_0), q8_0) if rows.size else rows
-
-
-@pytest.mark.parametrize("rounding", [as_float16, as_q8_0])
-def test_archived_rows_are_rounded_to_the_archive_type(
-    tiny: Path, rng: np.random.Generator, rounding: Any
-) -> None:
-    """Once to the cache's type, once to the archive's; keys of the first page are not rotated."""
-    model = ReferenceLlama.from_gguf(
-        tiny,
-        heavy=24,
-        recent=16,
-        recall=12,
-        cache_dtype=np.float16,
-        archive_rounding=rounding,
-        keep_all=True,
-    )
-    model.eval(random_tokens(rng, 100))
-    for cache in model._caches:
-        archive = cache.archive
-        assert archive is not None
-        n_rows = archive.n_positions
-        assert n_rows == 99 - 16
-        np.testing.assert_array_equal(archive.keys, rounding(cache.keys)[:, :n_rows])
-        np.testing.assert_array_equal(archive.values, rounding(cache.values)[:, :n_rows])
-
-
-# ---- removing a tail, clearing a text ----
-
-
-def test_a_tail_read_again_retrieves_the_same_rows(tiny: Path, rng: np.random.Generator) -> None:
-    tokens, others = random_tokens(rng, 112), random_tokens(rng, 5)
-    model = recall_reference(tiny, slack=30)
-    model.eval(tokens[:106])
-    logits = model.eval(tokens[106:])
-    found, margin = model.found, model.smallest_search_margin
-    archive = model._caches[0].archive
-    assert archive is not None
-    n_archived = archive.n_positions
-    for tail in (tokens[106:], others, tokens[106:]):
-        model.remove(106)
-        again = model.eval(tail)
-    np.testing.assert_array_equal(again, logits)
-    np.testing.assert_array_equal(model.found.positions, found.positions)
-    np.testing.assert_array_equal(model.found.shares, found.shares)
-    assert model.smallest_search_margin <= margin
-    assert archive.n_positions == n_archived
-    assert model.found_weights.size == model.n_tokens == 112
-
-
-def test_clearing_the_text_empties_the_archive(tiny: Path, rng: np.random.Generator) -> None:
-    tokens = random_tokens(rng, 100)
-    model = recall_reference(tiny, slack=8, n_pos=80)
-    first, found = model.eval(tokens), model.found
-    margin, n_looked = model.smallest_search_margin, model.n_looked
-    model.reset()
-
-    archive = model._caches[0].archive
-    assert archive is not None
-    assert archive.n_positions == 0
-    assert (model.n_looked, model.found_weights.size) == (0, 0)
-    assert model.found.positions.shape == (N_LAYER, N_HEAD_KV, 0)
-    assert model.smallest_search_margin == np.inf
-    np.testing.assert_array_equal(model.eval(tokens), first)
-    np.testing.assert_array_equal(model.found.positions, found.positions)
-    assert (model.smallest_search_margin, model.n_looked) == (margin, n_looked)
-
-
-def test_without_eviction_or_retrieval_there_is_no_archive(
-    tiny: Path, rng: np.random.Generator
-) -> None:
-    full = ReferenceLlama.from_gguf(tiny, recall=16)
-    off = ReferenceLlama.from_gguf(tiny, heavy=10, recent=10)
-    for model in (full, off):
-        model.eval(random_tokens(rng, 40))
-        assert (model.n_looked, model.found_share) == (40, 0)
-        assert all(cache.archive is None for cache in model._caches)
-    with pytest.raises(ValueError, match="recall must be >= 0, not -1"):
-        ReferenceLlama.from_gguf(tiny, heavy=10, recent=10, recall=-1)

@@ -1,4 +1,4 @@
-"""The models that measurements are tested with."""
+"""The model that measurements are tested with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from measured import TRAINED
-from tiny_chat import CHATML, write_chat_gguf
 from tiny_gguf import write_tiny_gguf
 
 
@@ -15,9 +14,3 @@ from tiny_gguf import write_tiny_gguf
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     return write_tiny_gguf(folder / "tiny.gguf", seed=3, n_ctx_train=TRAINED)
-
-
-@pytest.fixture(scope="session")
-def chat_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    return write_chat_gguf(folder / "chat.gguf", CHATML, seed=4, n_ctx_train=4096)

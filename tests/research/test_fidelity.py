@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from measured import CACHES, random_text, results
@@ -82,22 +81,3 @@ def test_losses_are_those_of_the_reference(path: Path, rng: np.random.Generator)
         [math.exp(expected[a - 1 : b - 1].mean()) for a, b in ((100, 150), (150, 300), (300, 400))],
         rel=2e-3,
     )
-
-
-def test_gap_is_closed_in_part_or_not_clear(path: Path) -> None:
-    """By losses that are written into the file of results."""
-    settings = fidelity_settings(path, "some text " * 100, caches=replace(CACHES, budgets=(100,)))
-    _, file = measured(settings)
-    level = np.full(399, 2.0)
-    noise = np.where(np.arange(399) // 32 % 2, 1.0, -1.0)
-
-    def closed(loss: npt.NDArray[np.float64]) -> Any:
-        losses = {"full": level, "h2o": level + np.log(1.25), "streaming": level + loss}
-        for cache, nll in losses.items():
-            unit_of(file, cache)["nll"] = nll.tolist()
-        return measured(settings, file)[0][1]["gap_closed"]
-
-    assert closed(np.full_like(level, np.log(2))) == pytest.approx(0.75)
-    assert closed(np.full_like(level, np.log(1.125))) == pytest.approx(-1.0, rel=1e-5)
-    assert closed(np.zeros_like(level)) is None
-    assert closed(noise + 0.1) is None

@@ -13,8 +13,6 @@ from good_bodies import CHAT, FLAG_SCHEMA
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o.engine import Engine
-from pyh2o.engine.slots import Slot
-from pyh2o.writing.events import Usage
 from pyh2o.writing.generation import Generation
 from tiny_gguf import write_tiny_gguf
 
@@ -144,49 +142,6 @@ def test_an_answer_that_is_begun_goes_on(client: Any) -> None:
         usage = message.usage
         assert usage.input_tokens + usage.cache_read_input_tokens == counted[-1]
     assert counted == sorted(set(counted))
-
-
-def test_blocks_become_messages(client: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[list[int]] = []
-    start = Slot.start
-
-    def watched(slot: Slot) -> Usage:
-        read.append(list(slot.prompt))
-        return start(slot)
-
-    monkeypatch.setattr(Slot, "start", watched)
-    call = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
-    result: Any = {"type": "tool_result", "tool_use_id": "c1", "content": [
-        {"type": "text", "text": "2"}
-    ]}  # fmt: skip
-    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
-    text = {"type": "text", "text": "so", "cache_control": {"type": "ephemeral"}}
-    talk: Any = [
-        *MESSAGES,
-        {"role": "assistant", "content": [thought, text, call]},
-        {"role": "user", "content": [result, text]},
-    ]
-    client.messages.create(model="tiny", messages=talk, system=[text, text], **DRAWING)
-    function = {"name": "add", "arguments": '{"a": 1}'}
-    calls = [{"id": "c1", "type": "function", "function": function}]
-    messages = [
-        {"role": "system", "content": "soso"},
-        *MESSAGES,
-        {"role": "assistant", "content": "so", "tool_calls": calls},
-        {"role": "tool", "tool_call_id": "c1", "content": "2"},
-        {"role": "user", "content": "so"},
-    ]
-    server.post(CHAT, {"messages": messages, **FIELDS})
-    assert read[0] == read[1]
-
-
-def test_tokens_are_counted_without_an_answer(client: Any, server: Any, engine: Engine) -> None:
-    before = engine.batches.tokens
-    n_tokens = client.messages.count_tokens(model="tiny", messages=MESSAGES, system="Be brief.")
-    assert engine.batches.tokens == before
-    system = {"role": "system", "content": "Be brief."}
-    told = server.post(CHAT, {"messages": [system, *MESSAGES], **FIELDS}).json
-    assert n_tokens.input_tokens == told["usage"]["prompt_tokens"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

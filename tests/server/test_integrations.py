@@ -1,21 +1,14 @@
 """Libraries that use `llama_cpp.Llama`, with `pyh2o.Llama` in its place.
 
-They make the model themselves, so a program puts ours where they look for llama_cpp's:
-
-    from pyh2o import Llama  # first, so that llama_cpp runs on our library
-    import llama_cpp
-
-    llama_cpp.Llama = Llama  # before the library that uses it is imported
-
-The texts are longer than the cache; with llama_cpp's class all of this fails. A prompt that is in
-the cache already is not read again, which spares time but is not exact where rows have been evicted
-since; `reset()` makes results repeatable.
+They make the model themselves, so a program sets `llama_cpp.Llama = pyh2o.Llama` before it imports
+them. The texts are longer than the cache; with llama_cpp's class all of this fails. A prompt that
+is in the cache already is not read again, which is not exact where rows have been evicted since;
+`reset()` makes results repeatable.
 """
 
 from __future__ import annotations
 
 import importlib
-import itertools
 import socket
 import sys
 from collections.abc import Iterator
@@ -24,11 +17,10 @@ from typing import Any
 
 import llama_cpp
 import pytest
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from needed import needed
 from pyh2o import Llama
-from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_gguf import CHAT_TEMPLATE
 from tiny_llama import ONE_THREAD, tiny_llama
 
 WINDOW = 256
@@ -37,14 +29,7 @@ COUNTS: dict[str, Any] = {"hh": 24, "recent": 24, "slack": 16, "policy": POLICY,
 LONG_PROMPT = "Once upon a time there was a window. " * 12
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(
-        tmp_path_factory.mktemp("model") / "tiny.gguf",
-        seed=6,
-        n_ctx_train=1024,
-        chat_template=CHAT_TEMPLATE,
-    )
+MODEL: dict[str, Any] = {"seed": 6, "n_ctx_train": 1024, "chat_template": CHAT_TEMPLATE}
 
 
 @pytest.fixture(autouse=True)
@@ -82,10 +67,6 @@ def direct(path: Path) -> Iterator[Llama]:
         yield llm
 
 
-# ---------------------------------------------------------------------------------------------
-# LangChain
-# ---------------------------------------------------------------------------------------------
-
 LANGCHAIN: dict[str, Any] = {
     "n_ctx": WINDOW,
     "n_threads": 1,
@@ -111,11 +92,6 @@ def test_langchain_s_llm(
     llm.client.reset()
     assert llm.invoke(LONG_PROMPT, stop=[text[3:5]]) == text.partition(text[3:5])[0]
     assert llm.get_num_tokens(LONG_PROMPT) == expected["usage"]["prompt_tokens"]
-
-
-# ---------------------------------------------------------------------------------------------
-# LlamaIndex
-# ---------------------------------------------------------------------------------------------
 
 
 def test_llama_index(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,45 +120,3 @@ def test_llama_index(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoken = llm.chat([message]).message.content
     llm._model.reset()
     assert [*llm.stream_chat([message])][-1].message.content == spoken
-
-
-# ---------------------------------------------------------------------------------------------
-# Instructor
-# ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def drafting(path: Path) -> Iterator[Llama]:
-    """As Instructor's documentation makes its model: with a draft model."""
-    drafts = LlamaPromptLookupDecoding(num_pred_tokens=2)
-    with tiny_llama(path, n_ctx=WINDOW, logits_all=True, draft_model=drafts, **COUNTS) as llm:
-        yield llm
-
-
-def test_instructor(drafting: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
-    instructor = library(monkeypatch, "instructor")
-    pydantic = needed("pydantic")
-
-    class Flag(pydantic.BaseModel):  # type: ignore[misc,name-defined]
-        name: str = pydantic.Field(max_length=4)
-        flag: bool
-
-    create = instructor.patch(
-        create=drafting.create_chat_completion_openai_v1, mode=instructor.Mode.JSON_SCHEMA
-    )
-    messages = [{"role": "user", "content": LONG_PROMPT}]
-    answer = create(messages=messages, response_model=Flag, max_retries=0, max_tokens=200, seed=1)
-    assert isinstance(answer, Flag)
-    assert_evicting(drafting)
-
-    drafting.reset()
-    partial = create(
-        messages=messages,
-        response_model=instructor.Partial[Flag],
-        stream=True,
-        max_tokens=200,
-        seed=1,
-    )
-    *_, last = itertools.chain([None], partial)
-    assert last is not None
-    assert last.model_dump() == answer.model_dump()

@@ -88,12 +88,6 @@ def test_probabilities(server: Any, stream: bool) -> None:
     assert all(token["bytes"] == [*token["token"].encode()] for token in tokens)
 
 
-def test_a_schema(server: Any) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
-    reply = server.post("/completion", {"prompt": "once", "n_predict": 90, "json_schema": schema})
-    assert isinstance(json.loads(reply.json["content"])["a"], bool)
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -134,10 +128,6 @@ def test_what_the_model_is(server: Any, engine: Engine) -> None:
     assert server.get("/health").json == {"status": "ok"}
 
 
-# ---------------------------------------------------------------------------------------------
-# Gaps to fill
-# ---------------------------------------------------------------------------------------------
-
 GAP = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 AROUND: dict[str, Any] = {
     "input_prefix": "def add(a, b):\n    ",
@@ -170,7 +160,7 @@ def test_a_gap_is_filled(
         extra = [{"filename": "other.py", "text": "x = 1"}]
         assert server.post("/infill", {**AROUND, "input_extra": extra}).status == 200
         text = [engine.model.detokenize(each, special=True).decode() for each in read]
-        whole = server.post(COMPLETIONS, {"prompt": "a", "suffix": "b", "max_tokens": 3}).json
+        whole = server.post(COMPLETIONS, {**BODY, "prompt": "a", "suffix": "b"}).json
     assert plain["tokens_predicted"] == 6
     assert "".join(event["content"] for event in others) == plain["content"]
     assert last["stop_type"] == "limit"

@@ -67,16 +67,6 @@ def test_text_is_generated(client: Any, server: Any) -> None:
         client.generate(**settings, suffix=" end")
 
 
-def test_what_was_said_is_not_read_again(client: Any, engine: Engine) -> None:
-    talk: list[Any] = [{"role": "user", "content": "once upon a time there was"}]
-    options = {"num_predict": 4, "seed": 1, "temperature": 0}
-    said = chat(client, messages=talk, options=options).message.content
-    talk += [{"role": "assistant", "content": said}, {"role": "user", "content": "why?"}]
-    before = engine.usage.cached
-    answer = chat(client, messages=talk, options=options)
-    assert 20 < engine.usage.cached - before < answer.prompt_eval_count
-
-
 @pytest.mark.parametrize("wanted", ["json", FLAG_SCHEMA])
 def test_an_answer_in_json(client: Any, wanted: Any) -> None:
     options = {"num_predict": 200, "temperature": 0}
@@ -86,17 +76,6 @@ def test_an_answer_in_json(client: Any, wanted: Any) -> None:
         assert wanted == "json"  # any JSON may be long
         return
     assert wanted == "json" or isinstance(answer["flag"], bool)
-
-
-def test_calls_and_their_results_reach_the_template(client: Any) -> None:
-    call = {"function": {"name": "add", "arguments": {"a": 1}}}
-    talk = [
-        *MESSAGES,
-        {"role": "assistant", "tool_calls": [call]},
-        {"role": "tool", "tool_name": "add", "content": "2"},
-    ]
-    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-    assert chat(client, messages=talk, tools=[tool]).done
 
 
 def test_log_probabilities(client: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,12 +11,11 @@ import numpy as np
 import pytest
 
 from broken_weights import POLICY, infinite_model
-from good_bodies import FLAG_SCHEMA
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
-from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_gguf import CHAT_TEMPLATE
 
 openai = needed("openai")
 loopback = needed("loopback", name="the server's packages")
@@ -29,7 +27,6 @@ NO_END = loopback.NO_END
 ONLY_ASCII: dict[str, float] = {str(3 + byte): -100.0 for byte in range(128, 256)}
 
 MESSAGES: Any = [{"role": "user", "content": "Hello?"}]
-SHORT = {"max_tokens": 60, "logit_bias": {}, "temperature": 0.0}
 
 Serve = Callable[[Engine], openai.OpenAI]
 
@@ -62,11 +59,6 @@ def text_of(chunks: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
-# ---------------------------------------------------------------------------------------------
-# Answers
-# ---------------------------------------------------------------------------------------------
-
-
 def test_the_model_has_a_name_and_the_server_is_well(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client._client.get(f"{client.base_url}../health").json() == {"status": "ok"}
@@ -92,66 +84,11 @@ def test_a_streamed_chat_answer_is_the_plain_one(client: openai.OpenAI, seed: in
     assert reasons == [None] * (len(chunks) - 1) + ["length"]
 
 
-def test_a_conversation_longer_than_the_window(client: openai.OpenAI, engine: Engine) -> None:
-    long = [{"role": "user", "content": "once upon a time " * 40}]
-    answer = chat(client, messages=long)
-    assert answer.usage.prompt_tokens > WINDOW
-    caches = [place.kv for place in engine.report()]
-    assert any(kv.tokens_evicted > 0 for kv in caches)
-    assert all(kv.used <= kv.capacity for kv in caches)
-
-
 def test_a_request_ends_with_its_limit_or_with_the_window(client: openai.OpenAI) -> None:
     for limit, n in ((None, WINDOW), (7, 7)):  # the new name of max_tokens
         answer = chat(client, max_tokens=None, max_completion_tokens=limit)
         assert answer.choices[0].finish_reason == "length"
         assert answer.usage.completion_tokens == n
-
-
-@pytest.mark.parametrize(
-    "response_format",
-    [
-        {"type": "json_schema", "json_schema": {"name": "answer", "schema": FLAG_SCHEMA}},
-        {"type": "json_object", "schema": FLAG_SCHEMA},
-    ],
-    ids=lambda response_format: response_format["type"],
-)
-def test_an_answer_follows_a_schema(client: openai.OpenAI, response_format: Any) -> None:
-    answer = chat(client, response_format=response_format, **SHORT)
-    content = json.loads(answer.choices[0].message.content)
-    assert content.keys() == {"flag"}
-    assert isinstance(content["flag"], bool)
-
-
-def test_a_tool_is_called(client: openai.OpenAI) -> None:
-    function = {"name": "set_flag", "parameters": FLAG_SCHEMA}
-    answer = chat(
-        client,
-        tools=[{"type": "function", "function": function}],
-        tool_choice={"type": "function", "function": {"name": "set_flag"}},
-        **SHORT,
-    )
-    call = answer.choices[0].message.tool_calls[0].function
-    assert call.name == "set_flag"
-    assert isinstance(json.loads(call.arguments)["flag"], bool)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_ending_openai_does_not_know(serve: Serve, tmp_path: Path, stream: bool) -> None:
-    path = write_tiny_gguf(
-        tmp_path / "ending.gguf", seed=1, n_ctx_train=300, arch_variant="learned_positions"
-    )
-    with tiny_engine(path, texts=2, **CACHE) as engine:
-        result = serve(engine).completions.create(
-            model="tiny", prompt="once", max_tokens=10_000, stream=stream, logit_bias=NO_END
-        )
-        last = list(result)[-1] if stream else result
-    assert last.choices[0].finish_reason == "length"
-
-
-# ---------------------------------------------------------------------------------------------
-# Several answers, and how probable they were
-# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -181,13 +118,6 @@ def test_several_answers_to_one_prompt(
     assert len(set(texts)) == 8
     alone = [chat(client, messages=long, seed=seed + number) for number in range(8)]
     assert [answer.choices[0].message.content for answer in alone] == texts
-
-
-@pytest.mark.parametrize("words", [2, 20])
-def test_answers_without_a_seed_differ(client: openai.OpenAI, words: int) -> None:
-    long = [{"role": "user", "content": "once upon a time " * words}]
-    answer = chat(client, messages=long, n=4)
-    assert len({choice.message.content for choice in answer.choices}) == 4
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -245,11 +175,6 @@ def test_log_probabilities(client: openai.OpenAI, alone: Llama, stream: bool) ->
     )["choices"][0]["logprobs"]
     assert prompt["tokens"] == expected["tokens"]
     assert prompt["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-4)
-
-
-# ---------------------------------------------------------------------------------------------
-# Refusals
-# ---------------------------------------------------------------------------------------------
 
 
 def test_a_refusal_amid_a_stream(client: openai.OpenAI) -> None:

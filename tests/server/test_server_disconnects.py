@@ -202,11 +202,6 @@ def test_a_client_that_leaves_before_its_body_is_whole(
     assert [record.getMessage() for record in caplog.records] == []
 
 
-# ---------------------------------------------------------------------------------------------
-# The end of the server
-# ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("error")
 def test_ctrl_c_while_the_loop_is_made(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends the server in order, and no half-made loop complains of it."""

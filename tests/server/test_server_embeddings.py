@@ -84,11 +84,6 @@ def assert_close(response: Any, vectors: Any, n_tokens: int) -> None:
     assert response.usage.prompt_tokens == response.usage.total_tokens == n_tokens
 
 
-# ---------------------------------------------------------------------------------------------
-# Vectors
-# ---------------------------------------------------------------------------------------------
-
-
 def test_embeddings_are_llama_cpp_s(
     client: Any, expected: list[list[float]], tokens: list[list[int]]
 ) -> None:
@@ -128,11 +123,6 @@ def test_requests_at_the_same_time(client: Any, expected: list[list[float]]) -> 
         for i, (one, first) in enumerate(pool.map(ask, range(24))):
             np.testing.assert_allclose(one.embedding, expected[i % 4], atol=1e-6)
             np.testing.assert_allclose(first.embedding, expected[0], atol=1e-6)
-
-
-# ---------------------------------------------------------------------------------------------
-# What is refused
-# ---------------------------------------------------------------------------------------------
 
 
 NO_INPUTS: list[Any] = [
@@ -213,20 +203,6 @@ def only_model(server: Any) -> Any:
     """The only model of a server."""
     (model,) = server.models.loaded()
     return model
-
-
-# ---------------------------------------------------------------------------------------------
-# Which models
-# ---------------------------------------------------------------------------------------------
-
-
-def test_what_a_file_says(paths: dict[str, Path]) -> None:
-    header = read_header(paths["bert"])
-    assert (header.has_embeddings, header.causal) == (True, False)
-    assert (header.trained_context, header.n_head, header.n_vocab) == (TRAINED, 4, 384)
-    assert header.file_bytes == paths["bert"].stat().st_size
-    header = read_header(paths["first"])
-    assert (header.has_embeddings, header.causal) == (False, True)
 
 
 def embedder(path: Path, **settings: Any) -> Any:

@@ -56,11 +56,6 @@ def complete(server: Any, **fields: Any) -> Any:
     return server.post(COMPLETIONS, body)
 
 
-# ---------------------------------------------------------------------------------------------
-# /metrics
-# ---------------------------------------------------------------------------------------------
-
-
 def test_work_is_counted(server: Any, engine: Engine) -> None:
     usages = [complete(server).json["usage"] for _ in range(3)]
     assert complete(server, max_tokens=-3).status == 400
@@ -107,11 +102,6 @@ def test_memory_is_told(server: Any, engine: Engine, rng: np.random.Generator) -
     assert told["pyh2o_texts_moved_in_total"] == told["pyh2o_texts_dropped_total"] == 0
     caches = [slot.kv for slot in engine.report()]
     assert told["pyh2o_cache_bytes"] == sum(kv.bytes_total + kv.bytes_archive for kv in caches)
-
-
-# ---------------------------------------------------------------------------------------------
-# /v1/kv
-# ---------------------------------------------------------------------------------------------
 
 
 def test_kv_reports_each_slot(server: Any, engine: Engine) -> None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from good_bodies import CHAT, COMPLETIONS, FLAG_SCHEMA
+from good_bodies import CHAT, COMPLETIONS
 from many_texts import at_once, tiny_engine
 from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
 from pyh2o.limits import Limits
-from sampled_answers import LETTERS, NO_END_AND_NO_BYTES, words
+from sampled_answers import words
 from tiny_llama import EXACT_ROWS, tiny_llama
 
 loopback = needed("loopback", name="the server's packages")
@@ -54,11 +53,6 @@ def nothing_is_left(engine: Engine) -> Iterator[None]:
     yield
     wait_until(lambda: engine.n_running == engine.n_waiting == 0)
     assert not any(place.running for place in engine.report())
-
-
-# ---------------------------------------------------------------------------------------------
-# Each as if alone
-# ---------------------------------------------------------------------------------------------
 
 
 def test_many_clients_get_what_each_gets_alone(
@@ -99,31 +93,6 @@ def test_many_clients_get_what_each_gets_alone(
         assert answers[i] == expected
 
 
-def test_langchain_is_a_client(server: Any) -> None:
-    """Streamed, several at once, and held to a schema."""
-    chats = needed("langchain_openai", install="'.[integrations]'").ChatOpenAI
-    settings = {"base_url": server.address, "api_key": "any", "model": "tiny", "max_retries": 0}
-    client = chats(**settings, temperature=0.0, max_tokens=20, logit_bias=NO_END, stream_usage=True)
-    long = [("system", "Be brief."), ("human", "once upon a time " * 20)]
-    plain = client.invoke(long)
-    chunks = list(client.stream(long))
-    assert "".join(chunk.content for chunk in chunks) == plain.content
-    used = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
-    assert [each["output_tokens"] for each in used] == [20]
-    questions = [f"what is {n} and {n}" for n in range(6)]
-    expected = [client.invoke(question).content for question in questions]
-    assert [answer.content for answer in client.batch(questions)] == expected
-    client = chats(**settings, max_tokens=60)
-    for method in ("json_schema", "function_calling"):
-        answer = client.with_structured_output(FLAG_SCHEMA, method=method).invoke(long)
-        assert answer in ({"flag": True}, {"flag": False})
-
-
-# ---------------------------------------------------------------------------------------------
-# Coming and going
-# ---------------------------------------------------------------------------------------------
-
-
 def test_clients_that_leave_make_room_for_others(server: Any, engine: Engine) -> None:
     stays, *leavers = [
         server.send(COMPLETIONS, {**ENDLESS, "stream": i % 2 == 0}) for i in range(N_PLACES)
@@ -139,11 +108,6 @@ def test_clients_that_leave_make_room_for_others(server: Any, engine: Engine) ->
     assert engine.n_running == 1
     assert stays.recv(20).startswith(b"HTTP/1.1 200 OK")
     stays.close()
-
-
-# ---------------------------------------------------------------------------------------------
-# Tokens used
-# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
@@ -171,37 +135,3 @@ def test_a_stream_tells_the_tokens_used(server: Any, route: str, end: dict[str, 
 def test_stream_options_are_checked(server: Any) -> None:
     body = {"prompt": "a", "stream": True, "stream_options": {"include_usage": "yes"}}
     assert server.refused(COMPLETIONS, body)["param"] == "stream_options.include_usage"
-
-
-def test_titles_and_tags_leave_a_chat_where_it_is(
-    model_path: Path, rng: np.random.Generator
-) -> None:
-    """A front end asks the same model for more after each turn, at once, with what was said."""
-    letters = {str(token): bias for token, bias in NO_END_AND_NO_BYTES.items()}
-    drawing: Any = {"model": "tiny", "max_tokens": 6, "logit_bias": letters}
-    drawing["extra_body"] = {"grammar": LETTERS}
-    system = {"role": "system", "content": words(rng, 60)}
-    cache = {**EXACT, "n_ctx": 1000, "hh": 450, "recent": 450}
-    with (
-        tiny_engine(model_path, texts=2, **cache) as engine,
-        loopback.LoopbackServer(engine, limits=Limits()) as server,
-    ):
-        client = loopback.openai_client(server.address)
-        said: list[Any] = [system]
-        n_there = 0
-        for turn in range(3):
-            said.append({"role": "user", "content": f"the {turn} question"})
-            done = client.chat.completions.create(messages=said, **drawing)
-            assert done.usage.prompt_tokens_details.cached_tokens >= n_there
-            n_there = done.usage.total_tokens - 1  # the last token that is drawn is not read
-            said.append({"role": "assistant", "content": done.choices[0].message.content})
-            tasks = [
-                [system, {"role": "user", "content": f"give {what} of {said[-2:]}"}]
-                for what in ("a title", "tags", "more questions")
-            ]
-            at_once(
-                [
-                    partial(client.chat.completions.create, messages=task, **drawing)
-                    for task in tasks
-                ]
-            )

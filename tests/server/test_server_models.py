@@ -99,11 +99,6 @@ def alone(path: Path) -> str:
         return str(llm.create_completion("once upon a time", **given)["choices"][0]["text"])
 
 
-# ---------------------------------------------------------------------------------------------
-# By name
-# ---------------------------------------------------------------------------------------------
-
-
 def test_a_name_chooses_the_model(serve: Callable[..., Served], paths: dict[str, Path]) -> None:
     served = serve(first=0, second=0)
     expected = {name: alone(paths[name]) for name in ("first", "second")}
@@ -182,11 +177,6 @@ def test_a_name_twice_is_refused(loads: Any) -> None:
         models_module.ServedModels([loads.source("first"), loads.source("first")], loads.limits)
 
 
-# ---------------------------------------------------------------------------------------------
-# Loading
-# ---------------------------------------------------------------------------------------------
-
-
 def test_many_requests_load_a_model_once(serve: Callable[..., Served]) -> None:
     served = serve(first=0, second=0)
     served.loads.held.add("second")
@@ -252,11 +242,6 @@ def test_the_end_waits_for_no_load_and_no_stream(serve: Callable[..., Served]) -
         reply = loading.result(PATIENCE)
     assert (reply.status, reply.error["message"]) == (503, "the server is shutting down")
     assert served.complete("first").status == 503
-
-
-# ---------------------------------------------------------------------------------------------
-# Memory
-# ---------------------------------------------------------------------------------------------
 
 
 def test_the_model_that_is_idle_for_longest_makes_room(
@@ -337,11 +322,6 @@ def test_models_come_and_go_while_all_are_asked(
     assert statuses <= {200, 503}
     assert len(served.loaded()) <= 2
     assert all(source.n_leases == 0 for source in served.models.sources)
-
-
-# ---------------------------------------------------------------------------------------------
-# Figures
-# ---------------------------------------------------------------------------------------------
 
 
 def test_figures_name_the_model(serve: Callable[..., Served]) -> None:

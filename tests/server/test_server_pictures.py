@@ -149,31 +149,7 @@ def test_what_is_no_picture_is_refused(part: dict[str, Any], says: str, seeing: 
 def test_a_model_without_a_projector_says_so(server: Any, stream: bool) -> None:
     bodies: dict[str, Any] = {
         CHAT: {"messages": asked(1)},
-        "/v1/messages": {
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "image", "source": {"type": "base64", "data": in_base64(1)}}
-                    ],
-                }
-            ]
-        },
-        "/api/chat": {"messages": [{"role": "user", "content": "a", "images": [in_base64(1)]}]},
         "/api/generate": {"prompt": "a", "images": [in_base64(1)]},
-        "/v1/responses": {
-            "input": [
-                {
-                    "role": "user",
-                    "content": [
-                        {
-                            "type": "input_image",
-                            "image_url": f"data:image/png;base64,{in_base64(1)}",
-                        }
-                    ],
-                }
-            ]
-        },
     }
     for route, body in bodies.items():
         sent = {"model": "tiny", "max_tokens": 3, "stream": stream, **body}

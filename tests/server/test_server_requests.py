@@ -8,14 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from llama_cpp import LlamaGrammar
 
 from good_bodies import CHAT, COMPLETIONS, GOOD, TOOL, with_field
 from many_texts import tiny_engine
 from needed import needed
-from pyh2o import Llama
 from pyh2o.engine import Engine
 from pyh2o.engine.slots import Slot
 from pyh2o.writing.events import Usage
@@ -24,11 +21,6 @@ from tiny_gguf import write_tiny_gguf
 
 loopback = needed("loopback", name="the server's packages")
 NO_END = loopback.NO_END
-
-
-# ---------------------------------------------------------------------------------------------
-# One by one
-# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("route", "field"), [(CHAT, "messages"), (COMPLETIONS, "prompt")])
@@ -41,20 +33,13 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
     ("route", "fields", "param"),
     [
         (CHAT, {"messages": []}, "messages"),
-        (CHAT, {"messages": "Hello?"}, "messages"),
         (CHAT, {"messages": [{"role": "wizard", "content": "Hello?"}]}, "messages[0].role"),
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0]"),
-        (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "a"}]}]}, "messages[0].content"),
-        (CHAT, {"n": 0}, "n"),
         (CHAT, {"n": 129}, "n"),
-        (CHAT, {"logprobs": 2}, "logprobs"),
         (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         (CHAT, {"dry_multiplier": -0.8}, "dry_multiplier"),
-        (CHAT, {"dry_base": 0.5}, "dry_base"),
         (CHAT, {"dry_sequence_breakers": "[5"}, "dry_sequence_breakers"),
-        (CHAT, {"xtc_probability": 1.5}, "xtc_probability"),
-        (CHAT, {"mirostat": 3}, "mirostat"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),
         (CHAT, {"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         (CHAT, {"functions": [{"name": "f"}]}, "functions"),
@@ -76,24 +61,15 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
             "response_format",
         ),
         (COMPLETIONS, {"prompt": ["a", 5]}, "prompt"),
-        (COMPLETIONS, {"prompt": []}, "prompt"),
         (COMPLETIONS, {"prompt": ["a", [5, 99999]]}, "prompt[1]"),
-        (COMPLETIONS, {"prompt": 5}, "prompt"),
         (COMPLETIONS, {"max_tokens": -3}, "max_tokens"),
-        (COMPLETIONS, {"max_tokens": 2.5}, "max_tokens"),
-        (COMPLETIONS, {"max_tokens": 10**30}, "max_tokens"),
-        (COMPLETIONS, {"temperature": "hot"}, "temperature"),
         (COMPLETIONS, {"temperature": float("nan")}, "temperature"),
-        (COMPLETIONS, {"top_p": 1.5}, "top_p"),
         (COMPLETIONS, {"presence_penalty": 10**400}, "presence_penalty"),
-        (COMPLETIONS, {"stop": [1]}, "stop[0]"),
         (COMPLETIONS, {"stop": ["a"] * 100}, "stop"),
         (COMPLETIONS, {"seed": 2**64}, "seed"),
         (COMPLETIONS, {"logit_bias": {"a": 1}}, "logit_bias"),
         (COMPLETIONS, {"logit_bias": {"99999": 1}}, "logit_bias"),
-        (COMPLETIONS, {"logit_bias": {"-1": 1}}, "logit_bias"),
         (COMPLETIONS, {"logit_bias": {"5": 1e39}}, "logit_bias.5"),
-        (COMPLETIONS, {"logit_bias": [5]}, "logit_bias"),
         (COMPLETIONS, {"best_of": 3}, "best_of"),
         (COMPLETIONS, {"logprobs": True}, "logprobs"),
         (COMPLETIONS, {"logprobs": 1, "echo": True}, "echo"),
@@ -105,7 +81,6 @@ def test_what_is_missing_is_named(server: Any, route: str, field: str) -> None:
         (CHAT, {"bad_words": ["a"]}, "bad_words"),
         (CHAT, {"tools": [{"type": "custom"}]}, "tools[0].function"),
         (CHAT, {"tools": [{"type": "mcp"}], "tool_choice": "required"}, "tool_choice"),
-        (COMPLETIONS, {"stream": "yes"}, "stream"),
     ],
 )
 def test_a_wrong_field_is_named(server: Any, route: str, fields: Any, param: str) -> None:
@@ -260,16 +235,6 @@ def test_dry_and_xtc(server: Any, route: str) -> None:
     assert answered(server, route, body | dry | {"dry_penalty_last_n": 0}) == plain
 
 
-@pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
-def test_no_bias_and_no_limit(server: Any, engine: Engine, route: str) -> None:
-    body = with_field(route, seed=1, max_tokens=10)
-    plain = server.post(route, body).json["choices"]
-    assert server.post(route, {**body, "logit_bias": []}).json["choices"] == plain
-    never = [[int(token), False] for token in NO_END]
-    reply = server.post(route, {**body, "logit_bias": never, "max_tokens": -1}).json
-    assert reply["usage"]["completion_tokens"] == engine.model.window
-
-
 READ_ONLY: dict[str, Any] = {
     COMPLETIONS: {"max_tokens": 0},
     CHAT: {"max_tokens": 0},
@@ -306,12 +271,6 @@ def test_limits_that_are_none(server: Any, engine: Engine, limit: int) -> None:
     assert reply["usage"]["completion_tokens"] == engine.model.window
     reply = server.post("/completion", {**body, "n_predict": limit}).json
     assert reply["tokens_predicted"] == engine.model.window
-
-
-def test_several_answers_of_no_token(server: Any) -> None:
-    body = with_field(COMPLETIONS, max_tokens=0, n=2, echo=True)
-    choices = server.post(COMPLETIONS, body).json["choices"]
-    assert [(each["text"], each["finish_reason"]) for each in choices] == [("once", "length")] * 2
 
 
 @pytest.mark.parametrize("max_tokens", [0, 5])
@@ -439,21 +398,6 @@ def test_seeds_of_64_bits_repeat_their_text(server: Any) -> None:
         assert first["text"] == second["text"]
 
 
-@pytest.mark.parametrize("seed", [-1, 2**32 - 1])
-@pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
-def test_some_seeds_choose_a_new_one(server: Any, route: str, seed: int) -> None:
-    """As in llama.cpp and its clients, for several answers too."""
-    body = with_field(route, seed=seed, max_tokens=10, n=2)
-    choices = [each for _ in range(2) for each in server.post(route, body).json["choices"]]
-    texts = [each.get("text") or each["message"]["content"] for each in choices]
-    assert len(set(texts)) == 4
-
-
-# ---------------------------------------------------------------------------------------------
-# What the server keeps to itself
-# ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_model_s_path_is_not_told(server: Any, stream: bool) -> None:
     for route in (COMPLETIONS, CHAT):
@@ -499,11 +443,6 @@ def test_a_template_that_refuses(folder: Path) -> None:
     assert error["message"].endswith("roles must alternate")
 
 
-# ---------------------------------------------------------------------------------------------
-# Limits
-# ---------------------------------------------------------------------------------------------
-
-
 def test_a_body_that_is_too_long(server: Any) -> None:
     error = server.refused(COMPLETIONS, {"prompt": "a" * (20 * 2**20)}, 413)
     assert error["message"] == (
@@ -520,80 +459,6 @@ def test_a_prompt_that_is_too_long(server: Any, engine: Engine) -> None:
     assert "--max-prompt-tokens" in error["message"]
     long = [{"role": "user", "content": "é" * 8 * engine.model.window}]
     assert server.refused(CHAT, {"messages": long})["param"] == "messages"
-
-
-# ---------------------------------------------------------------------------------------------
-# Grammars and schemas that cannot be followed
-# ---------------------------------------------------------------------------------------------
-
-BROKEN_GRAMMARS = {
-    "no end": "root ::= (",
-    "no root": 'other ::= "a"',
-    "blank": " ",
-    "left recursion": 'root ::= root "a"',
-    "undefined rule": "root ::= other",
-    "deep": "root ::= " + "(" * 100_000,
-    "many rules": "\n".join(f"r{i} ::= r{i + 1}" for i in range(20_000)),
-    "long": 'root ::= "' + "a" * 300_000 + '"',
-    "zero": 'root ::= "a"\0(',
-    "surrogate": 'root ::= "\\x"',
-    "backwards": 'root ::= "a"{5,3}',
-    "no such token": "root ::= <[999999]>",
-    "no such character": 'root ::= "\\UFFFFFFFF"',
-    "dead after a sign": 'root ::= "a" <[999999]>',
-}
-
-
-@pytest.mark.parametrize("grammar", BROKEN_GRAMMARS.values(), ids=list(BROKEN_GRAMMARS))
-def test_a_grammar_that_does_not_parse(server: Any, grammar: str) -> None:
-    for route in (COMPLETIONS, CHAT):
-        assert server.refused(route, with_field(route, grammar=grammar))["param"] == "grammar"
-    server.answers_well()
-
-
-def test_min_tokens_against_a_grammar(server: Any) -> None:
-    fields = {"grammar": 'root ::= "a"', "min_tokens": 10, "max_tokens": 20}
-    assert server.refused(COMPLETIONS, with_field(COMPLETIONS, **fields))["param"] == "grammar"
-    server.answers_well()
-
-
-def test_a_grammar_is_followed(server: Any, alone: Llama, rng: np.random.Generator) -> None:
-    """As in a completion by hand."""
-    grammar = 'root ::= ("yes" | "no" | "é" [a-z]+ " ")+'
-    for seed in rng.integers(2**31, size=5).tolist():
-        fields = {"grammar": grammar, "seed": seed, "max_tokens": 30}
-        text = server.post(COMPLETIONS, with_field(COMPLETIONS, **fields)).json["choices"][0][
-            "text"
-        ]
-        alone.reset()
-        expected = alone.create_completion(
-            "once",
-            grammar=LlamaGrammar.from_string(grammar, verbose=False),
-            seed=seed,
-            max_tokens=30,
-        )
-        assert text == expected["choices"][0]["text"]
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "string", "maxLength": 10**30},
-        {"type": "string", "pattern": "^(?=a)$"},
-        {"type": "nonsense"},
-        {"$ref": "#/nowhere"},
-        {"$ref": "https://example.com/schema"},
-        {"properties": {"a": 5}},
-        {"minLength": "x", "type": "string"},
-    ],
-)
-def test_a_schema_that_gives_no_grammar(server: Any, schema: Any) -> None:
-    response_format = {"type": "json_schema", "json_schema": {"schema": schema}}
-    error = server.refused(CHAT, with_field(CHAT, response_format=response_format))
-    assert error["param"] == "response_format"
-    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    fields = {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}
-    assert server.refused(CHAT, with_field(CHAT, **fields))["param"].startswith("tools[0].")
 
 
 @pytest.mark.parametrize("by", ["request", "server", "nobody"])

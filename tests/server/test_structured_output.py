@@ -94,24 +94,6 @@ def test_other_dialects_name_their_fields(server: Any) -> None:
         assert '[\\"contains\\"]' in reply.body.decode()
 
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {
-    "type": "object", "required": ["q"], "properties": {"q": {"type": "string", "pattern": '^"+$',
-    "maxLength": 4}}}}}  # fmt: skip
-
-
-def test_arguments_of_calls_follow_their_schema(server: Any) -> None:
-    for parameters, check in [
-        (TOOL["function"]["parameters"], lambda given: set(given["q"]) == {'"'}),  # type: ignore[index]
-        ({"type": "object", "properties": {"n": {"type": "integer", "minimum": 10, "maximum": 20}},
-          "required": ["n"]}, lambda given: 10 <= given["n"] <= 20),
-    ]:  # fmt: skip
-        tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-        choice = {"type": "function", "function": {"name": "f"}}
-        fields = {"tools": [tool], "tool_choice": choice, "max_tokens": 200}
-        message = server.post(CHAT, with_field(CHAT, **fields)).json["choices"][0]["message"]
-        assert check(json.loads(message["tool_calls"][0]["function"]["arguments"]))
-
-
 def test_only_a_strict_tool_is_refused_for_an_unknown_keyword(server: Any) -> None:
     parameters = {"type": "object", "properties": {"a": {"uniqueItems": True, "type": "array"}}}
     function = {"name": "f", "parameters": parameters}
@@ -122,11 +104,6 @@ def test_only_a_strict_tool_is_refused_for_an_unknown_keyword(server: Any) -> No
     error = server.refused(CHAT, with_field(CHAT, **fields))
     assert error["param"] == "tools[0].function.parameters"
     assert "uniqueItems" in error["message"]
-
-
-# ---------------------------------------------------------------------------------------------
-# Clients
-# ---------------------------------------------------------------------------------------------
 
 
 class Color(enum.Enum):
@@ -164,28 +141,3 @@ def test_pydantic_s_models_in_openai_s_client(server: Any, ends: dict[str, float
         model="tiny", messages=messages, response_format=Chain, max_tokens=900, logit_bias=ends
     )
     assert isinstance(answer.choices[0].message.parsed, Chain)
-
-
-def test_pydantic_s_models_in_langchain(server: Any, ends: dict[str, float]) -> None:
-    chats = needed("langchain_openai", install="'.[integrations]'").ChatOpenAI
-    settings = {"base_url": server.address, "api_key": "any", "model": "tiny", "max_retries": 0}
-    client = chats(**settings, max_tokens=900, logit_bias=ends)
-    # LangChain leaves what is recursive out of the parameters of a function
-    for method, kind in (("json_schema", Chain), ("function_calling", Node)):
-        held = client.with_structured_output(kind, method=method)
-        assert isinstance(held.invoke("Hello?"), kind)
-
-
-def test_pydantic_s_models_in_instructor(server: Any, ends: dict[str, float]) -> None:
-    instructor = needed("instructor", install="'.[integrations]'")
-    for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS):
-        client = instructor.from_openai(loopback.openai_client(server.address), mode=mode)
-        answer = client.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": "Hello?"}],
-            response_model=Chain,
-            max_tokens=900,
-            max_retries=0,
-            logit_bias=ends,
-        )
-        assert isinstance(answer, Chain)

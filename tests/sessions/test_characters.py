@@ -139,8 +139,8 @@ def lore_of(tmp_path: Path, book: Any) -> tuple[LoreEntry, ...]:
     return read_lorebook(path, character="Ada", user="Eve")
 
 
-def said(user: str, answer: str = "yes", told: str = "") -> Turn:
-    return Turn(user, answer, "stop", 0, 1, 2, 0, told)
+def said(user: str, answer: str = "yes", inserted: str = "") -> Turn:
+    return Turn(user, answer, "stop", 0, 1, 2, 0, inserted)
 
 
 def test_what_comes_up_is_told(tmp_path: Path) -> None:

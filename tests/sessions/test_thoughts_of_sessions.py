@@ -42,7 +42,7 @@ def shown(conversation: Conversation, start: int = 0) -> str:
 
 
 def n_thought(conversation: Conversation) -> int:
-    return conversation.turns[-1].thoughts.count("a")
+    return conversation.turns[-1].reasoning.count("a")
 
 
 def test_thoughts_of_an_answer_have_a_budget(

@@ -1,12 +1,10 @@
 """Load a server with many clients; check answers and memory.
 
-    pip install '.[server]' openai gguf
     python tests/soak/many_clients.py --minutes 5
 
-Each client requests one completion after the other, each with its own prompt, length and seed. A
-fifth of the streams is closed in the middle. Rejected requests are repeated. Each answer is
-compared with that of a `Llama` with the same settings. The exit status is 1 if an answer is wrong,
-or if memory has grown by more than GROWTH_MIB after a fifth of the time.
+Each client requests one completion after the other; a fifth of the streams is closed in the middle.
+Each answer is compared with that of a `Llama` with the same settings. The exit status is 1 if an
+answer is wrong, or if memory has grown by more than GROWTH_MIB after a fifth of the time.
 """
 
 from __future__ import annotations
@@ -51,11 +49,7 @@ NO_CONNECTION = 0
 
 @dataclass(frozen=True)
 class Asked:
-    """One request.
-
-    Attributes:
-        leaves_after: chunks after which the client disconnects; None for never.
-    """
+    """One request; its client disconnects after this many chunks, or never."""
 
     prompt: str
     max_tokens: int
@@ -79,13 +73,7 @@ def some_requests() -> list[Asked]:
 
 
 class Load:
-    """The clients and their results.
-
-    Attributes:
-        numbers: numbers of the sent requests, in order.
-        answers: texts of completed answers, by index in `numbers`.
-        statuses: number of responses by status; NO_CONNECTION for none.
-    """
+    """The clients: numbers of the sent requests, and texts of completed answers by index."""
 
     def __init__(self, address: str, pool: list[Asked], seconds: float) -> None:
         """Sample from these requests for `seconds`."""

@@ -89,9 +89,6 @@ def test_patches_follow_moved_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ] == [None]
 
 
-# --- the sources in the build directory -------------------------------------------------------
-
-
 def test_sync_writes_only_changed_files(tmp_path: Path) -> None:
     files = {"a.cpp": b"a", "src/b.cpp": b"b", "old/c.cpp": b"c"}
     assert sorted(sync(files, tmp_path)) == sorted(files)
@@ -183,9 +180,6 @@ def test_an_archive_with_another_hash_is_refused(
     with pytest.raises(BuildError, match="does not have the sha256") as error:
         cached_sdist(Pin("1.0", "0" * 64, "", ""))
     assert "\n" not in str(error.value)
-
-
-# --- this checkout ------------------------------------------------------------------------------
 
 
 def test_the_pin_is_the_same_everywhere() -> None:

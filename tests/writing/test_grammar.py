@@ -184,10 +184,6 @@ def test_a_grammar_that_cannot_be_read_is_not_printed(
     assert capfd.readouterr() == ("", "")
 
 
-# ---------------------------------------------------------------------------------------------
-# Schemas and expressions
-# ---------------------------------------------------------------------------------------------
-
 ANY = [1, "a", None, {"b": [1]}]
 VALUES: list[tuple[Any, list[Any], list[Any]]] = [
     (True, ANY, []),

@@ -11,12 +11,6 @@ import pytest
 
 from pyh2o.writing.pieces import Piece, TextPieces
 
-
-@pytest.fixture
-def dice(rng: np.random.Generator) -> random.Random:
-    return random.Random(int(rng.integers(2**32)))
-
-
 # Parts of characters, whole ones, an invalid byte, and letters that stop strings are made of.
 PARTS = [b"a", b"b", b"ab", b"", b"\xc3", b"\xa9", b"\xe2\x98", b"\xba", b"\xf0\x9f", b"\x98\x80"]
 PARTS += ["é".encode(), "b☺a".encode(), b"\xff"]

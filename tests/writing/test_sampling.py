@@ -13,44 +13,32 @@ from pyh2o.errors import SettingsError
 from pyh2o.writing.sampler import SamplerSettings
 from pyh2o.writing.sampling import LARGEST_SEED, Sampling
 
+OUT_OF_RANGE: dict[str, list[object]] = {
+    "temperature": [-0.1, math.nan, math.inf, "0.8", True, None],
+    "top_k": [-1, 1.5, True],
+    "top_p": [1.01, -0.01],
+    "min_p": [2],
+    "typical_p": [math.nan],
+    "repeat_penalty": [0, -1],
+    "frequency_penalty": [math.inf],
+    "presence_penalty": ["much"],
+    "dry_multiplier": [-1],
+    "dry_base": [0.9],
+    "dry_allowed_length": [2.5],
+    "dry_penalty_last_n": [-2],
+    "dry_sequence_breakers": ["ab", [1]],
+    "xtc_probability": [1.1],
+    "xtc_threshold": [-0.1],
+    "seed": [-2, LARGEST_SEED + 2, 1.0],
+}
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", -0.1),
-        ("temperature", math.nan),
-        ("temperature", math.inf),
-        ("temperature", "0.8"),
-        ("temperature", True),
-        ("temperature", None),
-        ("top_k", -1),
-        ("top_k", 1.5),
-        ("top_k", True),
-        ("top_p", 1.01),
-        ("top_p", -0.01),
-        ("min_p", 2),
-        ("typical_p", math.nan),
-        ("repeat_penalty", 0),
-        ("repeat_penalty", -1),
-        ("frequency_penalty", math.inf),
-        ("presence_penalty", "much"),
-        ("dry_multiplier", -1),
-        ("dry_base", 0.9),
-        ("dry_allowed_length", 2.5),
-        ("dry_penalty_last_n", -2),
-        ("dry_sequence_breakers", "ab"),
-        ("dry_sequence_breakers", [1]),
-        ("xtc_probability", 1.1),
-        ("xtc_threshold", -0.1),
-        ("seed", -2),
-        ("seed", LARGEST_SEED + 2),
-        ("seed", 1.0),
-    ],
-)
-def test_values_out_of_range_are_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(SettingsError, match=rf"^{name} is .*: ") as caught:
-        Sampling(**{name: value})
-    assert "\n" not in str(caught.value)
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_values_out_of_range_are_refused_by_name(name: str) -> None:
+    for value in OUT_OF_RANGE[name]:
+        with pytest.raises(SettingsError, match=rf"^{name} is .*: ") as caught:
+            Sampling(**{name: value})
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 
 import llama_cpp
-import numpy as np
 import pytest
 
 from completions import QUIET, SMALL_WINDOW, TRAINED_CONTEXT, WINDOW
 from pyh2o import Llama
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
-
-
-@pytest.fixture
-def dice(rng: np.random.Generator) -> random.Random:
-    return random.Random(int(rng.integers(2**32)))
 
 
 @pytest.fixture(scope="module")

@@ -28,8 +28,6 @@ CASES: dict[str, dict[str, Any]] = {
     "own log probability": {"logprobs": 0},
     "criteria": {"stopping_criteria": until(23)},
 }
-# With a prompt of tokens, llama_cpp cannot echo, and takes their number for one of characters.
-TOKEN_CASES = {name: case for name, case in CASES.items() if not {"echo", "logprobs"} & {*case}}
 
 
 @pytest.mark.parametrize("arguments", CASES.values(), ids=list(CASES))
@@ -37,13 +35,6 @@ def test_results_equal_llama_cpp_s(
     stock: llama_cpp.Llama, ours: Llama, arguments: dict[str, Any]
 ) -> None:
     check_against(stock, ours, "A prompt", arguments)
-
-
-@pytest.mark.parametrize("arguments", TOKEN_CASES.values(), ids=list(TOKEN_CASES))
-def test_results_for_tokens_equal_llama_cpp_s(
-    stock: llama_cpp.Llama, full: Llama, arguments: dict[str, Any]
-) -> None:
-    check_against(stock, full, [1, 40, 300, 41], arguments)
 
 
 def check_against(
@@ -87,16 +78,6 @@ def test_characters_of_several_tokens_equal_llama_cpp_s(
         assert_equal(*results)
         assert text_of(results[0]) == (text.partition("b")[0] if stop == "b" else text)
         assert_equal(*(streamed(model, "A", stop=stop, **says(text)) for model in (stock, ours)))
-
-
-def test_answers_without_a_seed_equal_llama_cpp_s(stock: llama_cpp.Llama, ours: Llama) -> None:
-    texts = []
-    for model in (stock, ours):
-        model.set_seed(123)
-        answers = [complete(model, "A prompt", logit_bias=ONLY_ASCII) for _ in range(3)]
-        texts.append([text_of(answer) for answer in answers])
-    assert texts[0] == texts[1]
-    assert len(set(texts[0])) == 3
 
 
 def test_a_full_window_ends_as_in_llama_cpp(stock: llama_cpp.Llama, full: Llama) -> None:

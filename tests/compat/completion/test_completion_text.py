@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp
-import pytest
 from llama_cpp import LogitsProcessorList, StoppingCriteriaList
 
 from completions import complete, joined, says, streamed, text_of
 from pyh2o import Llama
-from pyh2o.core import detokenizer as detokenizer_module
-from pyh2o.core.sampled import SampledTexts
 from same_results import assert_equal
-from tiny_tokens import BYTE_0, EOS, NO_END, ONLY_ASCII, only_letters
+from tiny_tokens import BYTE_0, EOS, ONLY_ASCII, only_letters
 
 
 def naive_completion(
@@ -60,28 +57,11 @@ def test_broken_characters_and_stop_strings(
         assert chunks[-1]["choices"][0]["finish_reason"] == reason
 
 
-def test_max_tokens_is_exact(ours: Llama) -> None:
-    """Even inside a character, and after an empty prompt."""
-    result = complete(ours, "A prompt", **says("☺☺") | {"max_tokens": 4})
-    assert text_of(result) == "☺"
-    assert result["usage"]["completion_tokens"] == 4
-    result = complete(ours, "", **says("abcdef") | {"max_tokens": 4})
-    assert text_of(result) == "abcd"
-    assert result["usage"] == {"prompt_tokens": 1, "completion_tokens": 4, "total_tokens": 5}
-
-
 def test_an_empty_prompt_begins_the_text(ours: Llama) -> None:
     """The space that the tokenizer puts before a text is not part of it."""
     assert text_of(complete(ours, "", **says(" a b"))) == "a b"
     assert joined(streamed(ours, "", **says(" a b"))) == "a b"
     assert text_of(complete(ours, "A", **says(" a b"))) == " a b"
-
-
-def test_the_first_stop_string_in_the_text_counts(ours: Llama) -> None:
-    both = ours.tokenize(b"bc", add_bos=False)[-1]
-    assert ours.detokenize([both]) == b"bc"
-    result = complete(ours, "A", stop=["c", "b"], **says("a", both))
-    assert text_of(result) == "a"
 
 
 def test_an_empty_stop_string_is_none(ours: Llama) -> None:
@@ -94,13 +74,6 @@ def test_stop_strings_may_be_a_tuple(ours: Llama) -> None:
     assert text_of(complete(ours, "A", stop=("c", "d"), **says("abc"))) == "ab"
 
 
-def test_text_held_back_is_not_lost(ours: Llama) -> None:
-    arguments = {"stop": "☺☺☺", **says("a☺☺")}
-    assert joined(streamed(ours, "A", **arguments)) == "a☺☺"
-    arguments = {"stop": "☺!", **says("a", BYTE_0 + 0xFF, "b☺☺", BYTE_0 + 0xE2)}
-    assert joined(streamed(ours, "A", **arguments)) == "ab☺☺"
-
-
 def test_a_chunk_comes_with_its_token(ours: Llama) -> None:
     ours.reset()
     chunks = ours.create_completion("A prompt", stream=True, logit_bias=ONLY_ASCII, seed=1)
@@ -108,22 +81,6 @@ def test_a_chunk_comes_with_its_token(ours: Llama) -> None:
     assert ours.n_tokens == len(ours.tokenize(b"A prompt"))
     next(chunks)
     assert ours.n_tokens == len(ours.tokenize(b"A prompt")) + 1
-
-
-def test_each_token_is_decoded_once(ours: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
-    # to find a prompt again takes the texts of the tokens that came before it
-    monkeypatch.setattr(ours.text.model, "sampled_texts", SampledTexts())
-    decoded = []
-    real = detokenizer_module.llama_token_to_piece
-
-    def counting(vocab: Any, token: int, *rest: Any) -> int:
-        decoded.append(token)
-        return int(real(vocab, token, *rest))
-
-    monkeypatch.setattr(detokenizer_module, "llama_token_to_piece", counting)
-    result = complete(ours, "A prompt", max_tokens=100, stop=["never\0"], logit_bias=NO_END)
-    assert result["usage"]["completion_tokens"] == 100
-    assert len(decoded) == 100
 
 
 def test_log_probabilities_of_characters_of_several_tokens(ours: Llama) -> None:

@@ -1,10 +1,7 @@
 """Everything that programs do with `llama_cpp.Llama`, done with `pyh2o.Llama`.
 
-First with a budget that covers the text: all results equal the parent's. Then with texts that are
-longer than the cache: the same calls work and keep their own promises.
-
-The random model says anything, in any bytes. Where llama_cpp is right, that is where no character
-takes several tokens, the two are compared; tests/compat/completion has the rest.
+With a budget that covers the text all results equal the parent's, if no character takes several
+tokens; with longer texts the same calls keep their own promises.
 """
 
 from __future__ import annotations

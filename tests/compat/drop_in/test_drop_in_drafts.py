@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,28 +12,14 @@ import pytest
 from llama_cpp import LlamaGrammar
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from drop_in_cases import ROOMY, SMALL, WINDOW
+from drop_in_cases import SMALL, WINDOW
 from pyh2o.errors import SettingsError
-from tiny_llama import EXACT_ROWS, tiny_llama, tiny_parent
+from tiny_llama import EXACT_ROWS, tiny_llama
 from tiny_tokens import BOS
 
 
 def greedy(llm: llama_cpp.Llama, prompt: Sequence[int], n_tokens: int) -> list[int]:
     return list(itertools.islice(llm.generate(prompt, temp=0.0), n_tokens))
-
-
-def test_drafts_change_no_token(path: Path) -> None:
-    prompt = [BOS, *[30, 31, 32, 33, 34] * 10]
-    drafts = LlamaPromptLookupDecoding(num_pred_tokens=10)
-    texts = []
-    for llm in (
-        tiny_parent(path, n_ctx=WINDOW),
-        tiny_parent(path, n_ctx=WINDOW, draft_model=drafts),
-        tiny_llama(path, draft_model=drafts, **ROOMY),
-    ):
-        with contextlib.closing(llm):
-            texts.append(greedy(llm, prompt, 150))
-    assert texts[0] == texts[1] == texts[2]
 
 
 def test_drafts_in_a_full_cache_for_texts_of_several_batches(path: Path) -> None:

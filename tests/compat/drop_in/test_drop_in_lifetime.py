@@ -23,10 +23,9 @@ from drop_in_cases import (
 )
 from needed import needed
 from pyh2o import Llama
-from pyh2o.errors import ClosedError
 from same_results import assert_equal
 from tiny_llama import tiny_llama
-from tiny_tokens import BOS, ONLY_ASCII
+from tiny_tokens import ONLY_ASCII
 
 
 def test_unknown_arguments_are_tolerated(path: Path) -> None:
@@ -42,13 +41,6 @@ def test_a_pickled_model_says_the_same(path: Path) -> None:
         assert copy.__getstate__() == llm.__getstate__()
         expected, actual = (complete(each, LONG_PROMPT, "sampled") for each in (llm, copy))
         assert_equal(expected, actual)
-
-
-def test_a_model_is_closed_after_with(path: Path) -> None:
-    with tiny_llama(path, **ROOMY) as llm:
-        llm.eval([BOS])
-    with pytest.raises(ClosedError):
-        llm.eval([BOS])
 
 
 def chat_by_a_grammar(llm: Llama) -> None:

@@ -16,15 +16,12 @@ import pytest
 from gguf import GGUFWriter
 
 from drop_in_cases import (
-    FLAG_SCHEMA,
-    LONG_MESSAGES,
     LONG_PROMPT,
     MESSAGES,
     PROMPT,
     ROOMY,
     SMALL,
     WINDOW,
-    assert_follows_schema,
 )
 from needed import needed
 from pyh2o import Llama
@@ -132,38 +129,6 @@ def test_methods_equal_the_parent_s(
     parent = tiny_parent(path, n_ctx=WINDOW, logits_all=True)
     with contextlib.closing(parent), tiny_llama(path, logits_all=True, **ROOMY) as ours:
         assert_equal(method(parent, PROMPT), method(ours, PROMPT))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_methods_with_texts_longer_than_the_cache(
-    path: Path, method: Callable[[llama_cpp.Llama, str], Any]
-) -> None:
-    """The results are the same each time."""
-    results = []
-    for _ in range(2):
-        with tiny_llama(path, logits_all=True, **SMALL) as llm:
-            results.append(method(llm, LONG_PROMPT))
-            assert llm.kv.used <= llm.kv.capacity
-    assert_equal(*results)
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-def test_a_schema_in_openai_s_words(small: Llama, stream: bool) -> None:
-    """llama_cpp takes no notice of it."""
-    formats = [
-        {"type": "json_object", "schema": FLAG_SCHEMA},
-        {"type": "json_schema", "json_schema": {"name": "flag", "schema": FLAG_SCHEMA}},
-    ]
-    answers = []
-    for response_format in formats:
-        small.reset()
-        answer = small.create_chat_completion(
-            LONG_MESSAGES, response_format=response_format, max_tokens=300, stream=stream, seed=3
-        )
-        answers.append(list(answer) if stream else answer)
-    assert_equal(*answers)
-    if not stream:
-        assert_follows_schema(answers[1]["choices"][0]["message"]["content"])
 
 
 def test_a_schema_that_is_not_there(small: Llama) -> None:

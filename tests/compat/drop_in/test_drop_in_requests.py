@@ -8,14 +8,11 @@ import llama_cpp
 import pytest
 
 from drop_in_cases import (
-    COMPLETIONS,
     FLAG_SCHEMA,
     LONG_MESSAGES,
-    LONG_PROMPT,
     MESSAGES,
     assert_evicted,
     assert_follows_schema,
-    complete,
 )
 from pyh2o import Llama
 from same_results import as_llama_cpp_names, assert_equal
@@ -55,28 +52,7 @@ def test_chats_equal_the_parent_s(
     assert_equal(expected, as_llama_cpp_names(actual))
 
 
-@pytest.mark.parametrize("case", COMPLETIONS)
-def test_completions_of_texts_longer_than_the_cache(small: Llama, case: str) -> None:
-    result = complete(small, LONG_PROMPT, case)
-    assert_evicted(small)
-    n_prompt = len(small.tokenize(LONG_PROMPT.encode()))
-    assert_usage(result["usage"], n_prompt, most=40)
-    choice = result["choices"][0]
-    assert choice["finish_reason"] in ("stop", "length")
-    text = choice["text"]
-    if case == "echo":
-        assert text.startswith(LONG_PROMPT)
-        text = text[len(LONG_PROMPT) :]
-    if case == "grammar":
-        assert text.startswith(("yes", "no", "y", "n"))
-    assert_equal(result, complete(small, LONG_PROMPT, case))
-
-    chunks = complete(small, LONG_PROMPT, case, stream=True)
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
-    assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
-
-
-@pytest.mark.parametrize("case", [*CHATS, *HELD])
+@pytest.mark.parametrize("case", ["plain", *HELD])
 def test_chats_longer_than_the_cache(small: Llama, case: str) -> None:
     result = chat(small, LONG_MESSAGES, case)
     assert_evicted(small)

@@ -18,7 +18,6 @@ from archive import (
     append,
     assert_holds,
     random_token,
-    rounded,
 )
 from compiled import pointer
 from random_cases import Cases
@@ -52,17 +51,6 @@ def test_rows_of_a_head_are_contiguous(rng: np.random.Generator, kind: str) -> N
                 assert not k[n:].any()
                 assert not v[n:].any()
                 at_k, at_v = at_k + n_k, at_v + n_v
-
-
-@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
-def test_rounded_rows_are_not_rounded_again(rng: np.random.Generator, kind: str) -> None:
-    token = random_token(rng)
-    once = Token(0, rounded(token.k, kind), rounded(token.v, kind))
-    archive = Archive(kind)
-    archive.extend([once])
-    found = archive.get(0)
-    np.testing.assert_array_equal(found.k, once.k)
-    np.testing.assert_array_equal(found.v, once.v)
 
 
 def test_rows_without_tokens_read_as_zero_even_in_reused_memory(cases: Cases) -> None:

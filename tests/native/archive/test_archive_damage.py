@@ -52,19 +52,6 @@ def saved(path: Path, rng: np.random.Generator, n: int) -> tuple[bytes, Tokens]:
     return state, tokens
 
 
-def test_pages_up_to_a_damaged_page_are_dropped(rng: np.random.Generator, path: Path) -> None:
-    state, tokens = saved(path, rng, 3 * N_PAGE + 5)
-    whole = path.read_bytes()
-    size = Archive(layers=SMALL).page_bytes()
-    for at in [*range(0, PAGE_HEADER, 41), *rng.integers(PADDING, size, 40).tolist()]:
-        path.write_bytes(whole)
-        flip(path, page_at(1) + at, rng)
-        archive = opened(path)
-        assert archive.read_state(state) == 2 * N_PAGE
-        assert_holds(archive, pages_of(tokens, {2, 3}))
-        archive.close()
-
-
 @pytest.mark.parametrize("number", ["begin", "first"])
 def test_pages_with_inconsistent_headers_are_dropped(
     rng: np.random.Generator, path: Path, number: str

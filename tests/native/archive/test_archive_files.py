@@ -131,9 +131,6 @@ def test_memory_of_pages_that_were_read_is_released(path: Path) -> None:
     assert resident_file_bytes() < before + size / 4
 
 
-# ---- invalid files ----
-
-
 @pytest.mark.parametrize(
     ("kind", "layers", "text", "reason"),
     [
@@ -185,24 +182,22 @@ def with_number(data: bytes, at: int, number: bytes) -> bytes:
     return bytes(result)
 
 
-def test_a_file_of_another_version_is_refused(rng: np.random.Generator, path: Path) -> None:
-    """Its keys may be rotated differently."""
-    written(path, rng, N_PAGE)
-    data = with_number(path.read_bytes(), 8, b"\x02\0\0\0")
-    path.write_bytes(data)
-    with pytest.raises(ArchiveError, match=f"^{path} is an archive of another version$"):
-        opened(path)
-    assert path.read_bytes() == data
-
-
-def test_a_limit_above_the_maximum_file_size_is_refused(
-    rng: np.random.Generator, path: Path
+@pytest.mark.parametrize(
+    ("at", "number", "reason"),
+    [
+        (8, b"\x02\0\0\0", "is an archive of another version$"),  # keys may be rotated differently
+        # page numbers used to overflow, so that pages overwrote each other
+        (32, b"\xff" * 8, "damaged"),
+    ],
+    ids=["version", "limit above the maximum file size"],
+)
+def test_a_valid_header_with_a_wrong_number_is_refused(
+    rng: np.random.Generator, path: Path, at: int, number: bytes, reason: str
 ) -> None:
-    """Page numbers used to overflow, so that pages overwrote each other."""
     written(path, rng, 3 * N_PAGE)
-    data = with_number(path.read_bytes(), 32, b"\xff" * 8)
+    data = with_number(path.read_bytes(), at, number)
     path.write_bytes(data)
-    with pytest.raises(ArchiveError, match="damaged"):
+    with pytest.raises(ArchiveError, match=f"^{path} .*{reason}"):
         opened(path)
     assert path.read_bytes() == data
 

@@ -24,8 +24,6 @@ from archive import (
 from full_disk import full_disk
 from random_cases import Cases
 
-# ---- limits ----
-
 
 def test_a_full_disk_loses_no_held_rows(rng: np.random.Generator, path: Path) -> None:
     size = Archive(layers=SMALL).page_bytes()
@@ -87,9 +85,6 @@ def test_the_file_size_stays_within_the_limit(rng: np.random.Generator, path: Pa
     for _ in range(5):
         append(archive, {}, rng, 100)
         assert path.stat().st_size == n_bytes
-
-
-# ---- random operations ----
 
 
 Tokens = dict[int, Token]

@@ -24,24 +24,6 @@ NUMBERS |= {"page": (28, "I"), "text": (32, "Q")}
 SIZE = 40
 
 
-@pytest.mark.parametrize("begin", [0, N_PAGE + 13])
-@pytest.mark.parametrize("n", [0, 1, N_PAGE - 13, N_PAGE, 3 * N_PAGE + 8])
-def test_a_state_contains_everything_in_memory(
-    rng: np.random.Generator, begin: int, n: int
-) -> None:
-    archive, tokens = Archive("q8_0"), dict[int, Token]()
-    archive.begin_at(begin)
-    if n:
-        append(archive, tokens, rng, n)
-    other = Archive("q8_0")
-    append(other, {}, rng, 100)
-    assert other.read_state(archive.state()) == 0
-    assert other.held == archive.held
-    assert_holds(other, tokens)
-    append(other, tokens, rng, 70)
-    assert_holds(other, tokens)
-
-
 def test_a_state_larger_than_the_limit_is_loaded(rng: np.random.Generator) -> None:
     archive, tokens = Archive(), dict[int, Token]()
     n = 4 * N_PAGE + 44

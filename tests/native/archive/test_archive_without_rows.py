@@ -51,47 +51,6 @@ def assert_takes(archive: Archive, tokens: Tokens) -> None:
     assert archive.numbers["n_bytes"] == size
 
 
-def test_only_whole_pages_lose_their_rows(rng: np.random.Generator) -> None:
-    archive, tokens = Archive(layers=SMALL), Tokens()
-    archive.begin_at(5)
-    append(archive, tokens, rng, 6 * N_PAGE)
-    for p0, p1, n in (
-        (6, N_PAGE, 0),
-        (5, N_PAGE - 1, 0),
-        (0, N_PAGE, 1),
-        (2 * N_PAGE - 3, 4 * N_PAGE + 2, 3),
-        (3 * N_PAGE, 4 * N_PAGE, 3),
-        (5 * N_PAGE, 10 * N_PAGE, 4),
-        (20 * N_PAGE, 30 * N_PAGE, 4),
-    ):
-        drop(archive, tokens, p0, p1)
-        assert n_empty(tokens) == n
-        assert_holds(archive, tokens)
-        assert_takes(archive, tokens)
-    append(archive, tokens, rng, 3 * N_PAGE)
-    assert_holds(archive, tokens)
-    archive.clear()
-    append(archive, tokens, rng, N_PAGE)
-    assert_holds(archive, tokens)
-    assert_takes(archive, tokens)
-
-
-def test_dropped_rows_free_space_for_others(rng: np.random.Generator) -> None:
-    size = Archive(layers=SMALL).page_bytes()
-    archive, tokens = Archive(layers=SMALL, max_bytes=3 * size), Tokens()
-    append(archive, tokens, rng, 3 * N_PAGE)
-    drop(archive, tokens, N_PAGE, 3 * N_PAGE)
-    append(archive, tokens, rng, 2 * N_PAGE)
-    assert archive.numbers["n_dropped"] == 0
-    assert_holds(archive, tokens)
-    append(archive, tokens, rng, 1)  # the oldest page is removed
-    assert archive.held.start == N_PAGE
-    assert_holds(archive, tokens)
-    append(archive, tokens, rng, N_PAGE)  # and the following pages until there is space
-    assert archive.held.start == 4 * N_PAGE
-    assert_holds(archive, tokens)
-
-
 def test_pages_without_rows_count_towards_the_limit(rng: np.random.Generator) -> None:
     size = Archive(layers=SMALL).page_bytes()
     archive, tokens = Archive(layers=SMALL, max_bytes=2 * size), Tokens()

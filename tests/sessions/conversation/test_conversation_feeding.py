@@ -11,6 +11,7 @@ import pytest
 from chat_turns import ChatTurns
 from conversations import EVICTING, ROOMY, SHORT, SYSTEM, check_positions, in_cache, said, text_of
 from pyh2o import Conversation, Llama
+from pyh2o.core.native_chat import NativeTemplate
 from pyh2o.sessions.turns import answer_seed
 from pyh2o.writing.sampling import Sampling
 from pyh2o.writing.writer import Writer
@@ -100,7 +101,7 @@ def test_a_long_dialogue_evaluates_every_token_once(
     check_positions(conversation)
 
 
-def test_only_new_text_is_tokenized(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_for_a_turn_does_not_grow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llama(path, **EVICTING)
     tokenized: list[int] = []
     tokenize = llm.text.model.tokenize
@@ -110,13 +111,23 @@ def test_only_new_text_is_tokenized(path: Path, monkeypatch: pytest.MonkeyPatch)
         return tokenize(text, *settings, **others)
 
     monkeypatch.setattr(llm.text.model, "tokenize", counting)
+    rendered: list[int] = []
+    apply = NativeTemplate.apply
+
+    def counting_messages(self: Any, messages: list[Any], **request: Any) -> Any:
+        rendered.append(len(messages))
+        return apply(self, messages, **request)
+
+    monkeypatch.setattr(NativeTemplate, "apply", counting_messages)
     conversation = Conversation(llm)
-    work: list[int] = []
+    work: list[tuple[int, int]] = []
     for _ in range(30):
         tokenized.clear()
+        rendered.clear()
         said(conversation.say("what was said before does not matter", max_tokens=SHORT))
-        work.append(sum(tokenized))
-    assert len(set(work[1:])) == 1
+        work.append((sum(tokenized), sum(rendered)))
+    assert len(set(work[10:])) == 1
+    assert len({n_bytes for n_bytes, _ in work[1:]}) == 1
 
 
 @pytest.mark.parametrize(
@@ -125,6 +136,13 @@ def test_only_new_text_is_tokenized(path: Path, monkeypatch: pytest.MonkeyPatch)
         (COUNTING, None),
         (CHATML.replace("<|im_start|>{{", "{{ loop.revindex }}<|im_start|>{{"), "Be brief."),
         (CHATML.replace("assistant\n{% endif", "bot\n{% endif"), None),
+        (
+            CHATML.replace(
+                "message.content",
+                "(loop.index if message.role == 'user' else '') ~ message.content",
+            ),
+            None,
+        ),
         (MISTRAL, "Be brief."),
     ],
 )
@@ -134,7 +152,7 @@ def test_a_template_that_changes_earlier_turns_is_followed(
     """The text is read again from the change on; answers keep their tokens."""
     llm = tiny_llama(write_chat_gguf(tmp_path / "tiny.gguf", template, n_layer=1), **ROOMY)
     conversation = Conversation(llm, system=system)
-    for message in ("one", "two", "three", "four"):
+    for message in ("one", "two", "three", "four", "five", "six", "seven", "eight"):
         said(conversation.say(message, max_tokens=SHORT))
         check_positions(conversation, opening=False)
         *before, last = conversation.turns

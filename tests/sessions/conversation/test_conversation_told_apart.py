@@ -30,7 +30,7 @@ def texts(drawn: Any, monkeypatch: pytest.MonkeyPatch) -> deque[Any]:
 
 
 def check_told_apart(turn: Turn) -> None:
-    assert turn.thoughts.strip() == THOUGHTS
+    assert turn.reasoning.strip() == THOUGHTS
     assert turn.answer == ANSWER
 
 
@@ -51,7 +51,7 @@ def test_thoughts_are_told_apart(
     assert n_evaluated(conversation) == len(text_of(conversation))
     check_positions(conversation)
     conversation.save(tmp_path / "chat")
-    assert Conversation.load(tmp_path / "chat", conversation.llm).turns[1].thoughts.strip() == (
+    assert Conversation.load(tmp_path / "chat", conversation.llm).turns[1].reasoning.strip() == (
         THOUGHTS
     )
 
@@ -91,4 +91,4 @@ def test_template_without_thoughts_has_none(tmp_path: Path, texts: deque[Any]) -
     texts.append(f"<think>{THOUGHTS}</think>{ANSWER}")
     said(conversation.say("why?"))
     assert conversation.turns[0].answer == f"<think>{THOUGHTS}</think>{ANSWER}"
-    assert conversation.turns[0].thoughts == ""
+    assert conversation.turns[0].reasoning == ""
