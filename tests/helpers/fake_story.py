@@ -26,12 +26,12 @@ from tiny_llama import tiny_llama
 WINDOW = 1024
 
 
-def tiny_model(folder: Path) -> Path:
+def tiny_model(folder: Path, **shape: Any) -> Path:
     """Write a model that never ends its text and has a longer trained context than any test needs.
 
     The logit of its end-of-text token is always 0, and the 40 most probable of 384 have more.
     """
-    path = write_tiny_gguf(folder / "tiny.gguf", seed=17, n_ctx_train=1 << 17)
+    path = write_tiny_gguf(folder / "tiny.gguf", seed=17, n_ctx_train=1 << 17, **shape)
     reader = GGUFReader(path, "r+")
     end = int(reader.fields["tokenizer.ggml.eos_token_id"].contents())
     [output] = [tensor for tensor in reader.tensors if tensor.name == "output.weight"]
