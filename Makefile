@@ -14,7 +14,7 @@ NATIVE  := find native/src native/include tests/native tests/faults tests/fuzz \
 
 # of each property: make properties EXAMPLES=10000 for a night
 EXAMPLES     ?= 1000
-# How often each kind of program is killed, and loses its power: make crash KILLS=1000 for a night
+# How often each program is killed: make crash KILLS=1000 for a night
 KILLS        ?= 25
 # of each target, and which: make fuzz FUZZ_SECONDS=36000 for a night
 FUZZ_SECONDS ?= 60
@@ -68,8 +68,8 @@ format: .venv/tested ## rewrite the sources in the project's style, and what is 
 	$(NATIVE) | xargs $(BIN)/clang-format -i
 	$(BIN)/python scripts/generate_reference.py
 
-crash: .venv/tested ## kill programs, let power and disks fail, clocks jump, memory run out (KILLS=25)
-	$(BIN)/python tests/faults/faults.py --kills $(KILLS) --cuts $(KILLS) --failures $(KILLS) --clocks $(KILLS)
+crash: .venv/tested ## kill programs, fail allocations, damage model files (KILLS=25)
+	$(BIN)/python tests/faults/kills.py --kills $(KILLS)
 	$(BIN)/python tests/faults/allocations.py --kinds
 	$(BIN)/python tests/faults/gguf_headers.py --files $$((40 * $(KILLS)))
 

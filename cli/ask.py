@@ -57,8 +57,6 @@ def ask(
         terminal.say(footer(answer, llm.kv), style="dim")
         if end := why_short(answer, llm.kv, most):
             terminal.say(end, style="yellow")
-        if llm.text.archive_trouble:
-            terminal.say(f"warning: {llm.text.archive_trouble}", style="yellow")
     if answer.finish == FINISH_INTERRUPTED:
         raise KeyboardInterrupt
 

@@ -145,7 +145,7 @@ EVICTION_OPTIONS: dict[str, Any] = {
         int | None,
         "Maximum MiB of the archive, beyond which the oldest rows are removed.",
         min=1,
-        show_default="a quarter of the free memory, shared by all texts; no limit for a saved chat",
+        show_default="a quarter of the free memory, shared by all texts",
     ),
     "keep_reasoning": _cache(bool, "Keep the reasoning of finished answers in the cache."),
 }

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from pyh2o.cache.statistics import mib_text
 from pyh2o.sessions.chats import chats_folder, locked, open_chats
 from pyh2o.sessions.database import Database
-from pyh2o.sessions.listing import first_words, text_of
-from pyh2o.sessions.messages import TextInfo
+from pyh2o.sessions.listing import text_of
+from pyh2o.sessions.messages import STORY, TextInfo
+from pyh2o.system.home import expanded
 
 from .errors import InputError, reported_errors
 from .help import Group
 from .shell_completion import complete_session
-from .terminal.terminal import terminal
+from .terminal.terminal import harmless, terminal
 from .terminal.wording import count, shortened
 from .text_files import write_file
 
@@ -47,7 +49,7 @@ def sessions(context: typer.Context) -> None:
 
 @app.command("list")
 def list_command() -> None:
-    """List saved sessions with their first words, the most recent first."""
+    """List saved sessions, the most recent first: kind, time, size of the text and of its cache."""
     with open_chats() as database:
         texts = database.texts()
         for line in lines_of(database, texts):
@@ -59,14 +61,17 @@ def list_command() -> None:
 
 
 def lines_of(database: Database, texts: Sequence[TextInfo]) -> list[str]:
-    """Return a line per session: time of the last change, size and first words."""
-    width = max((len(text.title) for text in texts), default=0)
+    """Return a line per session: title, kind, time of the last change, sizes."""
+    titles = [shortened(text.title) for text in texts]
+    width = max(map(len, titles), default=0)
     lines: list[str] = []
-    for text in texts:
+    for title, text in zip(titles, texts, strict=True):
+        kind = "story" if text.kind == STORY else "chat "
         changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(text.changed))
-        what = "a story" if text.kind == "story" else count(text.n_messages, "turn")
-        first = shortened(first_words(database, text.id))
-        lines.append(f"{text.title:<{width}}  {changed}  {what:>9}  {first}".rstrip())
+        size, cache = count(text.n_tokens, "token") if text.n_tokens else "", ""
+        with suppress(OSError):  # not saved
+            cache = f"{mib_text(database.kv_file(text.id).stat().st_size)} MiB cache"
+        lines.append(f"{title:<{width}}  {kind}  {changed}  {size:>14}  {cache}".rstrip())
     return lines
 
 
@@ -80,16 +85,16 @@ def search(
     with open_chats() as database:
         found = database.search(" ".join(words))
     for each in found:
-        terminal.write(f"{each.text.title}  {each.snippet}\n")
+        terminal.write(f"{shortened(each.text.title)}  {harmless(each.snippet)}\n")
     terminal.say(f"{len(found)} found")
 
 
 # -------------------------------------------------------------------------------------------------
-# Removing, copying, exporting
+# Removing, renaming, copying
 # -------------------------------------------------------------------------------------------------
 
 
-@app.command("rm")
+@app.command("remove")
 def remove(
     names: Annotated[
         list[str],
@@ -104,6 +109,14 @@ def remove(
             terminal.say(f"removed {name}")
 
 
+@app.command("rename")
+def rename(name: SessionName, new: Annotated[str, typer.Argument(help="New name.")]) -> None:
+    """Rename a saved session."""
+    with _unlocked(name) as (database, text):
+        database.rename(text, new)
+    terminal.say(f"renamed {name} to {new}")
+
+
 @app.command("copy")
 def copy(name: SessionName, new: Annotated[str, typer.Argument(help="Name of the copy.")]) -> None:
     """Copy a saved conversation or story; both can be resumed."""
@@ -114,29 +127,44 @@ def copy(name: SessionName, new: Annotated[str, typer.Argument(help="Name of the
     terminal.say(f"copied {name} to {new}")
 
 
+# -------------------------------------------------------------------------------------------------
+# Exporting, importing
+# -------------------------------------------------------------------------------------------------
+
+
 @app.command("export")
 def export(
     name: SessionName,
     file: Annotated[
         Path,
         typer.Argument(
-            help="New file: .txt, .md and .json get the messages, others the session; - is "
+            help="New file: .txt, .md and .json get the text, others the whole session; - is "
             "standard output, as text."
         ),
     ],
+    cache: Annotated[
+        bool,
+        typer.Option(
+            "--cache",
+            help="Export the KV cache of a session, too, to FILE.kv. Without it, the text is read "
+            "again.",
+        ),
+    ] = False,
 ) -> None:
-    """Export a saved conversation to a file: its messages, or the session.
+    """Export a saved conversation or story to a file.
 
-    `/load FILE` in a chat resumes a session.
+    `pyh2o sessions import` imports a session or JSON; `/load FILE` in a chat resumes a session.
     """
     form = "text" if file == STDOUT else FORMS.get(file.suffix.lower())
     if file.exists():
         raise InputError(f"{file} exists: give another name")
+    if cache and form is not None:
+        raise InputError(f"{file} has no cache, as it is exported as {form}: remove --cache")
     with _unlocked(name) as (database, text):
         if form is None:
             with Database(file, single=True) as single:
-                database.copy(text, single)
-            terminal.say(f"exported {name} to {file}: resume it with /load")
+                database.copy(text, single, cache=cache)
+            terminal.say(f"exported {name} to {file}")
             return
         content = text_of(database.read(text), form)
     if file == STDOUT:
@@ -144,6 +172,28 @@ def export(
     else:
         write_file(file, content.encode())
         terminal.say(f"exported {name} to {file} as {form}")
+
+
+@app.command("import")
+def import_command(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Exported sessions and JSON files, sessions of older versions, SillyTavern chats "
+            "(.jsonl), and conversations.json of ChatGPT."
+        ),
+    ],
+) -> None:
+    """Import conversations and stories from files; any model can resume them."""
+    # imported here because it loads llama.cpp, which would delay `--help`
+    from pyh2o.sessions.import_files import import_file
+
+    with open_chats() as database:
+        for file in files:
+            for text, unanswered in import_file(database, expanded(file)):
+                terminal.say(f"imported {shortened(database.info(text).title)} from {file}")
+                if unanswered:
+                    terminal.say(f"without its last message, as that has no answer: {unanswered}")
 
 
 def _saved(database: Database, name: str) -> int:

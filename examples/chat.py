@@ -1,8 +1,8 @@
-"""A conversation that never ends, in a KV cache of fixed size.
+"""Chat without a limit of length, in a KV cache of fixed size.
 
     python examples/chat.py [MODEL.gguf]
 
-Without a model it takes the demo model (`pyh2o models fetch`). An empty line ends it.
+The default model is the demo model (`pyh2o models fetch`). An empty line ends the chat.
 """
 
 import sys
@@ -13,12 +13,12 @@ from pyh2o.models import demo_model_path
 
 path = Path(sys.argv[1]) if len(sys.argv) > 1 else demo_model_path()
 if not path.is_file():
-    sys.exit(f"there is no model {path}: run `pyh2o models fetch`, or give a GGUF file")
+    sys.exit(f"no such model {path}: run `pyh2o models fetch`, or give a GGUF file")
 
-# The window is what a full cache would need; this one keeps a fifth of it, whatever is said.
+# The cache keeps a fifth of the window.
 with Llama(str(path), n_ctx=2048, hh=0.1, recent=0.1, verbose=False) as llm:
     conversation = Conversation(llm, system="You are a sailor. Answer in a sentence or two.")
-    print(f"{path.stem} listens")
+    print(f"{path.stem}: type a message")
     for line in sys.stdin:
         if not line.strip():
             break

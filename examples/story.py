@@ -1,9 +1,9 @@
-"""A long story that can be stopped at any token and goes on exactly there.
+"""Write a long story, which can be stopped and resumed at any token.
 
     python examples/story.py [MODEL.gguf [TOKENS [FILE]]]
 
-Without a model it takes the demo model (`pyh2o models fetch`). Ctrl-C stops it; the same command
-goes on.
+The default model is the demo model (`pyh2o models fetch`). Ctrl-C stops the story; the same command
+resumes it.
 """
 
 import sys
@@ -16,14 +16,14 @@ PROMPT = "Once upon a time, at the sea,"
 
 path = Path(sys.argv[1]) if len(sys.argv) > 1 else demo_model_path()
 n_tokens = int(sys.argv[2]) if len(sys.argv) > 2 else 1000
-file = Path(sys.argv[3] if len(sys.argv) > 3 else "story.h2o")
+file = Path(sys.argv[3] if len(sys.argv) > 3 else "tale.story")
 if not path.is_file():
-    sys.exit(f"there is no model {path}: run `pyh2o models fetch`, or give a GGUF file")
+    sys.exit(f"no such model {path}: run `pyh2o models fetch`, or give a GGUF file")
 
 with Llama(str(path), n_ctx=2048, hh=0.1, recent=0.1, verbose=False) as llm:
     if file.exists():
         story = Story.load(file, llm)
-        print(f"going on with {file} after {len(story.tokens):,} tokens:")
+        print(f"resuming {file} after {len(story.tokens):,} tokens:")
     else:
         story = Story(llm, PROMPT, sampling=Sampling(seed=1))
         print(PROMPT, end="")

@@ -1,9 +1,9 @@
-"""What stays in the cache of a text that is longer than it, and for its score.
+"""Show which rows stay in the cache of a text that is longer than the cache.
 
     python examples/what_stays.py [MODEL.gguf [TEXT]]
 
-Without a model it takes the demo model (`pyh2o models fetch`); without a text, its own docstring,
-many times.
+The default model is the demo model (`pyh2o models fetch`). The default text is this docstring,
+repeated.
 """
 
 import sys
@@ -15,7 +15,7 @@ from pyh2o.models import demo_model_path
 path = Path(sys.argv[1]) if len(sys.argv) > 1 else demo_model_path()
 text = Path(sys.argv[2]).read_text() if len(sys.argv) > 2 else str(__doc__) * 20
 if not path.is_file():
-    sys.exit(f"there is no model {path}: run `pyh2o models fetch`, or give a GGUF file")
+    sys.exit(f"no such model {path}: run `pyh2o models fetch`, or give a GGUF file")
 
 with Llama(str(path), n_ctx=1024, hh=0.1, recent=0.1, verbose=False) as llm:
     llm.eval(llm.tokenize(text.encode()))
@@ -23,7 +23,7 @@ with Llama(str(path), n_ctx=1024, hh=0.1, recent=0.1, verbose=False) as llm:
     print("\nthe heaviest tokens, over all layers and KV heads:")
     for hitter in llm.heavy_hitters(10):
         print(f"{hitter.score:9.3f}  at {hitter.position:5}  {hitter.text!r}")
-    print("\nwhat each KV head of layer 0 keeps from afar:")
+    print("\nrows before the recent window, by KV head of layer 0:")
     positions, _scores = llm.kv_rows(0)
     for head, kept in enumerate(positions):
         old = kept[kept < llm.n_tokens - llm.kv.recent]

@@ -1,4 +1,4 @@
-"""Write docs/reference/ from the code: every command with its options, and every public class.
+"""Write docs/reference/ from the code: every command, every public class, every tested behaviour.
 
 The pages are committed, to be read without an installation. `make lint` fails if they are out of
 date.
@@ -32,8 +32,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail if a committed page differs")
     args = parser.parse_args()
 
-    pages = {"command-line.md": command_line_page(), "python.md": python_page()}
-    stale = [name for name, text in pages.items() if (FOLDER / name).read_text("utf-8") != text]
+    pages = {
+        "command-line.md": command_line_page(),
+        "python.md": python_page(),
+        "behaviours.md": behaviours_page(),
+    }
+    stale = [name for name, text in pages.items() if text_of(FOLDER / name) != text]
     if args.check and stale:
         print(f"docs/reference/{stale[0]} is out of date; run: make format", file=sys.stderr)
         return 1
@@ -42,6 +46,23 @@ def main() -> int:
             file.write(pages[name].encode())
         print(f"wrote docs/reference/{name}")
     return 0
+
+
+def text_of(page: Path) -> str:
+    """Return the text of a committed page; "" if there is none."""
+    return page.read_text("utf-8") if page.exists() else ""
+
+
+def behaviours_page() -> str:
+    """Return the page of all tests, whose names say what must hold."""
+    lines = ["# Behaviours", "", GENERATED, "", "What the tests check, by their names."]
+    for folder in sorted(path for path in (ROOT / "tests").iterdir() if path.is_dir()):
+        texts = (file.read_text("utf-8") for file in sorted(folder.rglob("test_*.py")))
+        names = [name for text in texts for name in re.findall(r"^ *def test_(\w+)", text, re.M)]
+        if names:
+            lines += ["", f"## {folder.name.capitalize()}", ""]
+            lines += [f"- {name.replace('_', ' ').capitalize()}." for name in names]
+    return "\n".join(lines) + "\n"
 
 
 # -------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,10 +15,15 @@ from pyh2o.writing.pieces import ReasoningText
 from ..loading import ModelRun
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
-from ..terminal.wording import count, per_second, why_ended
+from ..terminal.wording import count, duration, per_second, why_ended
 
 if TYPE_CHECKING:
     from pyh2o.sessions.conversation import Conversation
+
+# Tokens that must have been read before the speed of reading is known.
+MIN_READ = 100
+# Minimum seconds that reading has to take to be mentioned.
+MIN_WAIT = 2.0
 
 
 @dataclass(frozen=True)
@@ -164,11 +169,25 @@ def why_short(answer: AnswerStats, kv: KVStatistics, most: int) -> str:
     return f"the answer ends here: {why_ended(answer.finish, kv)}"
 
 
-def say_unread(conversation: Conversation) -> None:
-    """Print how many tokens are read again, except for the last token of an answer."""
+def say_unread(
+    conversation: Conversation, answers: Sequence[AnswerStats], reason: str = ""
+) -> None:
+    """Print how many tokens are read again, except for the last token of an answer.
+
+    Args:
+        conversation: the conversation.
+        answers: earlier answers, from which the time is estimated.
+        reason: why they are read again.
+    """
     n_unread = len(conversation.unread)
     if conversation.turns and n_unread > 1:
-        terminal.say(f"{count(n_unread, 'token')} will be read again with the next message")
+        n_read = sum(each.read for each in answers)
+        seconds = sum(each.read_seconds for each in answers)
+        expected = n_unread * seconds / n_read if n_read >= MIN_READ else 0.0
+        wait = f" in about {duration(expected)}" if expected >= MIN_WAIT else ""
+        why = f" ({reason})" if reason else ""
+        tokens = count(n_unread, "token")
+        terminal.say(f"{tokens} will be read again{wait} with the next message{why}")
 
 
 def statistics(conversation: Conversation, answers: list[AnswerStats]) -> Iterator[tuple[str, str]]:

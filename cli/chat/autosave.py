@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import PyH2OError
-from pyh2o.sessions.chats import locked, open_chats
+from pyh2o.sessions.chats import locked, open_chats, title_of
 from pyh2o.sessions.database import Database
 
 from ..errors import InputError, one_line
@@ -62,21 +62,25 @@ class Autosave:
             return self._title
         return self.database.info(self.text).title
 
-    def prepare(self, conversation: Conversation) -> None:
-        """Add a new conversation to the database, so that its first answer is recorded there."""
+    def prepare(self, conversation: Conversation, message: str) -> None:
+        """Add a new conversation to the database, so that its first answer is recorded there.
+
+        Its title is that of the session, or the first words of the message.
+        """
+        self._title = self._title or title_of(message)
         if self.enabled and conversation.place is None:
             self._is_empty = self.text is None
             self._saving = self._worker.submit(self._save, conversation)
             self.settle()
 
-    def save(self, conversation: Conversation) -> None:
+    def save(self, conversation: Conversation, *, leaving: bool = False) -> None:
         """Start to save in the background, unless there is nothing to save.
 
         The conversation must not be used before `settle` is called.
         """
         self.settle()
         if self.enabled and (conversation.turns or self.text is not None):
-            self._saving = self._worker.submit(self._save, conversation)
+            self._saving = self._worker.submit(self._save, conversation, leaving=leaving)
 
     def settle(self) -> bool:
         """Wait until all is saved; print a new failure in one line.
@@ -102,8 +106,9 @@ class Autosave:
         assert self.database is not None
         self._is_empty = self._is_empty and not conversation.turns
         if conversation.place is None:
-            title = self._title or time.strftime("%Y-%m-%d-%H%M%S")
-            self.text = conversation.keep_in(self.database, title)
+            title = self._title or next((title_of(turn.user) for turn in conversation.turns), "")
+            now = time.strftime("%Y-%m-%d-%H%M%S")
+            self.text = conversation.keep_in(self.database, title or now)
             self._lock = self._locked(self.text)
         conversation.store(leaving=leaving)
 

@@ -84,7 +84,7 @@ def chat(
             help="Resume the conversation of this name, or start it. A saved conversation keeps "
             "its model and cache settings; system prompt and sampling can be changed.",
             autocompletion=complete_session,
-            show_default="a new one, named by the time",
+            show_default="a new one, named by its first words",
         ),
     ] = None,
     fair_turns: Annotated[
@@ -194,8 +194,8 @@ def chat(
             if saved is None:
                 role.start(talk)
             talk.run()
-            if saving and talk.conversation.place is not None:
-                autosave.save_now(talk.conversation, leaving=True)
+            if talk.conversation.place is not None:
+                autosave.save(talk.conversation, leaving=True)
         is_saved = autosave.settle()
     if not is_saved or (talk.refused and not source.interactive):
         raise typer.Exit(EXIT_ERROR)

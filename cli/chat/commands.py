@@ -96,7 +96,7 @@ def _answers(chat: Chat, argument: str) -> None:
     chat.change(lambda: chat.conversation.choose(attempt))
     terminal.show(chat.conversation.turns[-1].answer)
     terminal.end_line()
-    say_unread(chat.conversation)
+    say_unread(chat.conversation, chat.answers.all)
 
 
 @COMMANDS.add("/reasoning")
@@ -118,7 +118,7 @@ def _undo(chat: Chat, _argument: str) -> None:
     turns = chat.conversation.turns
     left = f"{count(len(turns), 'turn')}, {count(turns[-1].end if turns else 0, 'token')} left"
     terminal.say(f"removed: {shortened(message)} ({left})")
-    say_unread(chat.conversation)
+    say_unread(chat.conversation, chat.answers.all)
 
 
 @COMMANDS.add("/edit", "[TEXT]")

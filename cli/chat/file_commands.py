@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyh2o.sessions.chats import open_chats
-from pyh2o.sessions.database import Database
 from pyh2o.system.home import expanded
 
 from ..errors import InputError
@@ -19,7 +17,7 @@ from ..terminal.terminal import terminal
 from ..terminal.wording import count
 from ..text_files import text_of
 from .command_table import Commands
-from .opening import open_conversation, say_last_exchange
+from .opening import chat_database, open_conversation, say_last_exchange
 
 if TYPE_CHECKING:
     from .loop import Chat
@@ -108,10 +106,12 @@ def _load(chat: Chat, argument: str) -> None:
         if found is not None:
             terminal.say(f"this is the file {file}, not the session of that name")
         return
+    with chat_database(chat) as database:
+        title = database.info(found).title
     if found == chat.autosave.text:
-        raise InputError(f"session {chat.autosave.name} is already open in this chat")
+        raise InputError(f"session {title} is already open in this chat")
     _open(chat, found)
-    terminal.say(f"this is session {argument}")
+    terminal.say(f"this is session {title}")
 
 
 def _open(chat: Chat, saved: int | Path) -> None:
@@ -125,7 +125,7 @@ def _open(chat: Chat, saved: int | Path) -> None:
 @FILE_COMMANDS.add("/sessions")
 def _sessions(chat: Chat, _argument: str) -> None:
     """List saved sessions."""
-    with _database(chat) as database:
+    with chat_database(chat) as database:
         texts = database.texts()
         lines = lines_of(database, texts)
     chat.listed = [text.id for text in texts]
@@ -137,17 +137,11 @@ def _sessions(chat: Chat, _argument: str) -> None:
 
 def _saved(chat: Chat, argument: str) -> int | None:
     """Return the session of this name, or else of this number in /sessions."""
-    with _database(chat) as database:
+    with chat_database(chat) as database:
         found = database.find(argument)
     if found is None and argument.isdecimal() and 0 < int(argument) <= len(chat.listed):
         return chat.listed[int(argument) - 1]
     return found
-
-
-def _database(chat: Chat) -> AbstractContextManager[Database]:
-    """Return the open database, or open it if this chat is not saved."""
-    database = chat.autosave.database
-    return open_chats() if database is None else nullcontext(database)
 
 
 def _whole_file(argument: str) -> Path:

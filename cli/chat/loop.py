@@ -108,10 +108,16 @@ class Chat:
         self.answer(
             lambda: self.conversation.say(message, max_tokens=self.max_tokens),
             "your message was removed",
+            message=message,
         )
 
     def answer(
-        self, start: Callable[[], Generator[str]], otherwise: str, *, n_before: int = 0
+        self,
+        start: Callable[[], Generator[str]],
+        otherwise: str,
+        *,
+        n_before: int = 0,
+        message: str = "",
     ) -> None:
         """Show an answer while it is generated, then its statistics, and save it.
 
@@ -119,8 +125,9 @@ class Chat:
             start: returns a generator of the text.
             otherwise: message if the answer is empty.
             n_before: number of earlier tokens of an answer that is continued.
+            message: the new message, if any.
         """
-        self.autosave.prepare(self.conversation)
+        self.autosave.prepare(self.conversation, message)
         answer = self._stream(start, n_before)
         for _ in range(MAX_CALL_ROUNDS):
             if not (answer.kept and self.conversation.calls) or self._repeats_calls():
@@ -191,17 +198,17 @@ class Chat:
     def set_system(self, text: str | None) -> None:
         """Set the system prompt, and print how many tokens are read again."""
         self.change(lambda: self.conversation.set_system(text))
-        say_unread(self.conversation)
+        say_unread(self.conversation, self.answers.all)
 
     def set_tools(self, tools: Sequence[Tool]) -> None:
         """Set the tools, and print how many tokens are read again."""
         self.change(lambda: self.conversation.set_tools(tools))
-        say_unread(self.conversation)
+        say_unread(self.conversation, self.answers.all)
 
     def set_thinking(self, thinking: Thinking) -> None:
         """Set the reasoning settings, and print how many tokens are read again."""
         self.change(lambda: self.conversation.set_thinking(thinking))
-        say_unread(self.conversation)
+        say_unread(self.conversation, self.answers.all)
 
     def greet(self) -> None:
         """Show model, session and cache to a user."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,8 +19,9 @@ from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
 from ..terminal.wording import count
 from .prompt import StoryPrompt, read_prompt
-from .story_file import NewStoryFile, ResumedStoryFile, StoryFile
-from .story_run import Plan, StoryRun, end_of
+from .saved_story import SavedStory
+from .story_file import StoryFile
+from .story_run import CRC, NO_LIMIT, StoryRun, end_of
 
 if TYPE_CHECKING:
     from pyh2o.sessions.story import Story
@@ -101,26 +102,25 @@ def generate(
         typer.Option(
             "--output",
             "-o",
-            help="File for the text, written token by token. FILE.h2o is its checkpoint, and "
-            "FILE.jsonl has a line of statistics per checkpoint.",
+            help="File for the text, which is written every second. The story is also saved in "
+            "the chats, to be resumed.",
             show_default="standard output",
             rich_help_panel=STORY_FILE,
         ),
     ] = None,
-    checkpoint: Annotated[
-        int | None,
+    no_save: Annotated[
+        bool,
         typer.Option(
-            min=1,
-            help="Tokens between two checkpoints. --resume keeps it.",
-            show_default=str(Plan().checkpoint_every),
+            "--no-save",
+            help="Write only the text; the story cannot be resumed.",
             rich_help_panel=STORY_FILE,
         ),
-    ] = None,
+    ] = False,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Resume the story in --output at the exact token, also after a crash. If the file "
+            help="Resume the story of --output at the exact token, also after a crash. If the file "
             "was edited, it is read again from the edit.",
             rich_help_panel=STORY_FILE,
         ),
@@ -129,7 +129,7 @@ def generate(
     """Continue a text to a story of any length, in a cache of fixed size.
 
     Only the text is written to standard output or the file. Ctrl-C stops and keeps the text;
-    --resume resumes a text in a file. `pyh2o batch` writes many texts at the same time.
+    --resume resumes the story of a file. `pyh2o batch` writes many texts at the same time.
     """
     given = typed_options(context)
     if prompt is not None and prompt_file is not None:
@@ -144,81 +144,77 @@ def generate(
         raise typer.BadParameter("--reasoning-budget and --no-thinking require --instruct")
     thinking = Thinking(False if no_thinking else None, reasoning_budget)
     given_prompt = read_prompt(prompt, prompt_file, memory=memory, instruct=instruct)
-    plan = Plan()
-    file: StoryFile | None = None
-    if resume:
-        # imported here, as below, because it loads llama.cpp, which would delay `--help`
-        from pyh2o.sessions.text_session import read_file
+    file = None if output is None else StoryFile(output)
+    with nullcontext() if file is None or no_save else SavedStory(file) as saved:
+        if resume and saved is not None:
+            options = saved_options(options, given, saved.find(), changes="length and ends")
+        elif file is not None and file.exists:
+            cure = "continue it with --resume, " if saved is not None and saved.exists else ""
+            raise InputError(f"{file.name} exists: {cure}give another --output, or remove it")
+        run = StoryRun(Bars(hidden=options.verbose), file)
+        # A story only continues, so it needs no snapshots.
+        with closing(loading.load_llama(options, run, store_mib=0)) as llm:
+            # imported here because it loads llama.cpp, which would delay `--help`
+            from pyh2o.sessions.story import Story
 
-        file = ResumedStoryFile(cast(Path, output))
-        settings = read_file(file.checkpoint)[0].info.settings
-        options = saved_options(options, given, settings, changes="length and ends")
-    elif output is not None:
-        file = NewStoryFile(output)
-    run = StoryRun(Bars(hidden=options.verbose), file)
-    # A story only continues, so it needs no snapshots.
-    with closing(loading.load_llama(options, run, store_mib=0)) as llm:
-        from pyh2o.sessions.story import Story
-
-        if isinstance(file, ResumedStoryFile):
-            story = Story.load(
-                file.checkpoint,
-                llm,
-                until=until,
-                loop_guard=loop_guard,
-                ignore_eos=ignore_eos,
-            )
-            plan = Plan.of(story.notes)
-            if story.reread_reason:
-                terminal.say(
-                    f"reading {count(len(story.unread), 'token')} again, so the story may continue "
-                    f"differently: {story.reread_reason}"
+            if given_prompt is None or (resume and saved is not None):
+                assert file is not None
+                assert saved is not None
+                story = saved.open(llm)
+                _check_resumed(story, given_prompt, sampling_given(options, given), file)
+                _read_edit(story, file, was_killed=saved.was_killed)
+                story.set_ends(until, loop_guard, ignore_eos)
+            else:
+                first, stops = given_prompt.for_model(llm.text.model, thinking)
+                story = Story(
+                    llm,
+                    first,
+                    sampling=options.sampling,
+                    until=[*(until or ()), *stops],
+                    echo=echo and not instruct,
+                    memory=given_prompt.memory,
+                    loop_guard=loop_guard is not False,
+                    ignore_eos=ignore_eos is True,
+                    thinking=thinking,
                 )
-            _check_resumed(story, file, given_prompt, sampling_given(options, given))
-        else:
-            assert given_prompt is not None
-            first, stops = given_prompt.for_model(llm.text.model, thinking)
-            story = Story(
-                llm,
-                first,
-                sampling=options.sampling,
-                until=[*(until or ()), *stops],
-                echo=echo and not instruct,
-                memory=given_prompt.memory,
-                loop_guard=loop_guard is not False,
-                ignore_eos=ignore_eos is True,
-                thinking=thinking,
-            )
-        run.write(story, plan.changed(max_tokens, checkpoint))
+                if saved is not None:
+                    saved.add(story)
+            if max_tokens is not None:
+                story.notes["max_tokens"] = max_tokens
+            run.write(story, story.notes.get("max_tokens", NO_LIMIT))
 
 
 def _check_resumption(given: set[str], output: Path | None) -> None:
     if output is None:
         raise typer.BadParameter("--resume requires --output FILE, the story to resume")
-    if "echo" in given:
-        raise typer.BadParameter("--echo cannot be changed with --resume: remove it")
-    if "memory" in given:
-        raise typer.BadParameter("--memory cannot be changed with --resume: remove it")
-    if given & {"reasoning_budget", "no_thinking"}:
-        raise typer.BadParameter(
-            "--reasoning-budget and --no-thinking cannot be changed with --resume: remove them"
-        )
+    unchangeable = ("echo", "memory", "no_save", "reasoning_budget", "no_thinking")
+    if names := [name for name in unchangeable if name in given]:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise typer.BadParameter(f"{options} cannot be changed with --resume: remove it")
 
 
 def _check_resumed(
     story: Story,
-    file: ResumedStoryFile,
     given_prompt: StoryPrompt | None,
     sampling: Mapping[str, float],
+    file: StoryFile,
 ) -> None:
-    """Apply edits of the file to the story, and report typed settings that it ignores.
+    """Report what is read again, and typed settings that the story ignores.
 
     Args:
-        story: story from the checkpoint.
-        file: its file.
+        story: the saved story.
         given_prompt: typed prompt, if any.
         sampling: typed sampling settings.
+        file: its file.
+
+    Raises:
+        InputError: the story has another prompt.
     """
+    if story.reread_reason:
+        terminal.say(
+            f"reading {count(len(story.unread), 'token')} again, so the story may continue "
+            f"differently: {story.reread_reason}"
+        )
     if given_prompt is not None and not story.begins_with(
         given_prompt.for_model(story.llm.model, story.thinking)[0]
     ):
@@ -232,7 +228,11 @@ def _check_resumed(
     others = [f"{name} {value}" for name, value in own.items() if value != sampling[name]]
     if others:
         terminal.say(f"the story keeps its own sampling: {', '.join(others)}")
-    edited = file.expect(story.text(), end_of(story))
+
+
+def _read_edit(story: Story, file: StoryFile, *, was_killed: bool) -> None:
+    """Change the story as its file was edited."""
+    edited = file.expect(story.text(), end_of(story), story.notes.get(CRC), was_killed=was_killed)
     if edited is not None:
         story.edit(edited)
         tokens = count(max(1, len(story.tokens) - story.llm.n_tokens), "token")

@@ -1,20 +1,18 @@
-"""One run of `generate`: write the text, checkpoints and a summary."""
+"""One run of `generate`: write the text and a summary."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Generator
+from contextlib import closing, nullcontext
+from typing import TYPE_CHECKING
 
 import typer
 
-from pyh2o.system.memory import resident_bytes
-from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_UNTIL
+from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_UNTIL
 
-from ..errors import EXIT_INTERRUPTED, InputError
+from ..errors import EXIT_INTERRUPTED
 from ..loading import ModelRun
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
@@ -24,41 +22,14 @@ from .story_file import StoryFile
 if TYPE_CHECKING:
     from pyh2o.sessions.story import Story
 
+# Value of -n for a story that continues until the model ends it.
 NO_LIMIT = 0
-"""Value of -n for a story that continues until the model ends it."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The planned length of a story, which its checkpoint stores.
-
-    Attributes:
-        max_tokens: maximum tokens of the whole story, without the prompt, or NO_LIMIT.
-        checkpoint_every: tokens between two checkpoints.
-    """
-
-    max_tokens: int = NO_LIMIT
-    checkpoint_every: int = 1000
-
-    @classmethod
-    def of(cls, notes: Mapping[str, Any]) -> Plan:
-        """Return the plan from a checkpoint."""
-        found: dict[str, Any] = {name: notes.get(name) for name in asdict(cls())}
-        for name, value in found.items():
-            if type(value) is not int or value < (name == "checkpoint_every"):
-                raise InputError(
-                    f"the checkpoint is damaged (its {name} is {value!r}): use another copy of it"
-                )
-        return cls(**found)
-
-    def changed(self, max_tokens: int | None, checkpoint_every: int | None) -> Plan:
-        """Return the plan with typed values; None keeps a value."""
-        typed = {"max_tokens": max_tokens, "checkpoint_every": checkpoint_every}
-        return replace(self, **{name: value for name, value in typed.items() if value is not None})
-
-    def left(self, written: int) -> int | None:
-        """Return how many more tokens a story may have; None for no limit."""
-        return None if self.max_tokens == NO_LIMIT else max(0, self.max_tokens - written)
+# Name of the CRC-32 of the file in the notes of a story.
+CRC = "crc"
+# Maximum time until new text is in the database and in the file.
+SECONDS = 1.0
+# Tokens of a passage; the last passage is stored again with each change.
+PASSAGE = 500
 
 
 class StoryRun(ModelRun):
@@ -72,33 +43,30 @@ class StoryRun(ModelRun):
     def __init__(self, bars: Bars, file: StoryFile | None) -> None:
         super().__init__(bars)
         self._file = file
+        self._new = ""  # text that is not in the file yet
+        self._due = 0.0
 
-    def write(self, story: Story, plan: Plan) -> None:
-        """Write the story as planned, and print a summary."""
+    def write(self, story: Story, max_tokens: int) -> None:
+        """Write the story to a maximum of tokens, or NO_LIMIT, and print a summary."""
         file = self._file
-        if plan.left(story.written) == 0:
+        most = None if max_tokens == NO_LIMIT else max(0, max_tokens - story.written)
+        if most == 0:
             terminal.say(
                 f"the story has {count(story.written, 'token')}, and --max-tokens is "
-                f"{plan.max_tokens:,}: increase it to continue, or give 0 for no limit"
+                f"{max_tokens:,}: increase it to continue, or give 0 for no limit"
             )
             return
-        story.notes = asdict(plan)
-        self._story, self._plan = story, plan
-        self._finish_before, self._loops_before = story.finish, story.loops
+        self._story, self._loops_before = story, story.loops
         self._written_before, self._seconds_before = story.written, story.seconds
-        self._last_record = story.written, story.seconds
-        self._is_read = story.llm.n_tokens > 0
         try:
-            with file or nullcontext(), self.interrupts:
-                self._begin()
-                self._write()
-                self._end()
+            with closing(file) if file else nullcontext(), self.interrupts:
+                self._write(most)
         except KeyboardInterrupt:
             self._say_how_to_resume()
             raise
         if story.llm.archive_trouble:
             terminal.say(f"warning: {story.llm.archive_trouble}", style="yellow")
-        if file is not None and file.written:
+        if file is not None and story.written:
             terminal.say(f"the text is in {file.path}")
         terminal.say(self._report())
         if story.finish == FINISH_INTERRUPTED:
@@ -115,87 +83,51 @@ class StoryRun(ModelRun):
         """Generation time of this run, without prompt processing."""
         return self._story.seconds - self._seconds_before
 
-    def _begin(self) -> None:
-        """Write an initial checkpoint, to resume even if no token is written."""
-        file = self._file
-        if file is None:
-            return
-        # the checkpoint of an ended story must allow more text after its end
-        if self._finish_before is not None or not file.checkpoint.exists():
-            self._story.finish = None
-            self._story.save(file.checkpoint)
-
-    def _write(self) -> None:
-        story, plan = self._story, self._plan
-        most = plan.left(story.written)
-
+    def _write(self, most: int | None) -> None:
         def write(text: str) -> None:
-            self._put(text)
-            is_at_step = story.written % plan.checkpoint_every == 0
-            if story.finish is None and (is_at_step or not self._is_read):
-                self._checkpoint()
-            if self._file is not None:
-                self.bars.show("writing", self._written, most, "tokens")
+            if self._file is None:
+                terminal.show(text)
+                return
+            self._new += text
+            if time.monotonic() >= self._due:
+                self._store(self._file)
+            self.bars.show("writing", self._written, most, "tokens")
 
-        self.write_all(story.write(most), write)
-
-    def _put(self, text: str) -> None:
-        if self._file is None:
-            terminal.show(text)
-        else:
-            self._file.write(text)
-
-    def _checkpoint(self) -> None:
-        """Write a checkpoint of the text so far."""
-        file, story = self._file, self._story
-        if file is None or not file.written:
-            return
-        self._is_read = True
-        # text first, as a checkpoint must not contain text that is not in the file
-        file.sync()
-        story.save(file.checkpoint)
-        file.record(self._record(file.n_bytes))
-        self._last_record = story.written, story.seconds
-
-    def _end(self) -> None:
-        """End the text with a line break, unless the run was interrupted."""
         story, file = self._story, self._file
-        if story.finish == FINISH_INTERRUPTED and self._written == 0:
-            if file is not None and self._finish_before is not None:
-                story.finish = self._finish_before  # mark it as ended again
-                story.save(file.checkpoint)
-                story.finish = FINISH_INTERRUPTED
+        try:
+            self.write_all(_passages(story, most), write)
+        finally:
+            if file is not None and self._written:
+                self._store(file)
+        if story.finish == FINISH_INTERRUPTED and not self._written:
             return
-        if file is not None:
-            file.settle()
-            self._checkpoint()
-        self._put(end_of(story) or "")
+        if file is None:
+            terminal.show(end_of(story))
+            return
+        file.write(end_of(story))
+        story.notes[CRC] = file.sync()
+        if story.place is not None:
+            story.store(leaving=True)
 
-    def _record(self, n_bytes: int) -> dict[str, Any]:
-        """Return a line of statistics for the records."""
-        story, kv = self._story, self._story.llm.kv
-        written_before, seconds_before = self._last_record
-        written, seconds = story.written - written_before, story.seconds - seconds_before
-        return {
-            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "finish": story.finish,
-            "tokens": story.written,
-            "text_bytes": n_bytes,
-            "seconds": round(story.seconds, 3),
-            "tokens_per_second": round(written / seconds, 2) if seconds > 0 else 0.0,
-            "loops": story.loops,
-            "position": kv.position,
-            "cells_used": kv.used,
-            "capacity": kv.capacity,
-            "tokens_evicted": kv.tokens_evicted,
-            "compactions": kv.compactions,
-            "rebases": kv.rebases,
-            "kv_bytes": kv.bytes_total,
-            "resident_bytes": resident_bytes(),
-        }
+    def _store(self, file: StoryFile) -> None:
+        """Store the story, then write its new text to the file.
+
+        It is stored as unfinished until the file has all its text. If the program is killed, the
+        file may lack text, but has none that the database lacks.
+        """
+        story, finish = self._story, self._story.finish
+        story.finish = None
+        try:
+            if story.place is not None:
+                story.store()
+        finally:
+            story.finish = finish
+            new, self._new = self._new, ""
+            file.write(new)
+            self._due = time.monotonic() + SECONDS
 
     def _say_how_to_resume(self) -> None:
-        if self._file is not None and self._file.written:
+        if self._file is not None and self._story.place is not None and self._story.written:
             name = shlex.quote(str(self._file.name))
             terminal.say(f"to resume: pyh2o generate --resume --output {name}")
 
@@ -215,14 +147,23 @@ class StoryRun(ModelRun):
         return " · ".join([*parts, f"seed {story.sampling.seed}", kv.summary()])
 
 
-def end_of(story: Story) -> str | None:
-    """Return the end of the file after the text of a story; None while it is being written."""
-    if story.finish is None:
-        return None
+def end_of(story: Story) -> str:
+    """Return the end of the file after the text of a story that is not being generated."""
     held_back = "" if story.finish == FINISH_UNTIL else story.held_back
     text = story.text() + held_back
     is_closed = story.finish == FINISH_INTERRUPTED or not text or text.endswith("\n")
     return held_back if is_closed else f"{held_back}\n"
+
+
+def _passages(story: Story, most: int | None) -> Generator[str]:
+    """Generate at most `most` tokens, in passages."""
+    while most is None or most > 0:
+        before, length = story.written, PASSAGE if most is None else min(PASSAGE, most)
+        yield from story.write(length)
+        is_full = len(story.tokens) > story.llm.position_limit
+        if story.finish != FINISH_LENGTH or story.written - before < length or is_full:
+            break
+        most = most and most - length
 
 
 def _with_speed(verb: str, tokens: int, timed: int, seconds: float) -> str:

@@ -100,7 +100,7 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_SPANS         = -28, // empty, unordered or overlapping spans
     LLAMA_H2O_ERR_SPLIT         = -29, // the heads of a layer are split over several devices
     LLAMA_H2O_ERR_NO_ARCHIVE    = -30, // eviction is attached without an archive (recall = 0)
-    LLAMA_H2O_ERR_ARCHIVE_FILE  = -31, // unusable archive file; see llama_h2o_archive_trouble()
+    LLAMA_H2O_ERR_ARCHIVE_FILE  = -31, // unusable archive file; see llama_h2o_archive_error()
     LLAMA_H2O_ERR_ARCHIVE_TYPE  = -33, // the head size is not a multiple of the block size of the archive's type
     LLAMA_H2O_ERR_RECALL_HEADS  = -34, // archived keys of this head size cannot be searched
     LLAMA_H2O_ERR_ARCHIVE_SIZE  = -35, // archive_size is smaller than a page of the archive
@@ -395,18 +395,9 @@ LLAMA_H2O_API int32_t llama_h2o_forget_found(struct llama_context * ctx, int32_t
 LLAMA_H2O_API int32_t llama_h2o_archive_open(
         struct llama_context * ctx, int32_t seq_id, const char * path, const uint8_t * id);
 
-// Close the file and continue with an empty archive in memory. The file is unchanged.
-LLAMA_H2O_API int32_t llama_h2o_archive_close(struct llama_context * ctx, int32_t seq_id);
-
-// Flush the file to disk. Call it before saving a state that refers to the file, so that both survive a power failure.
-LLAMA_H2O_API int32_t llama_h2o_archive_flush(struct llama_context * ctx, int32_t seq_id);
-
-// Set whether states of a sequence contain the whole archive, so that they can be loaded without its file.
-LLAMA_H2O_API int32_t llama_h2o_archive_in_states(struct llama_context * ctx, int32_t seq_id, bool all);
-
 // Return the error of a sequence's archive in one line, or "": its file was refused or lacks pages of a state, a page is
 // damaged, or the disk is full and archiving has stopped. Valid until the next call.
-LLAMA_H2O_API const char * llama_h2o_archive_trouble(struct llama_context * ctx, int32_t seq_id);
+LLAMA_H2O_API const char * llama_h2o_archive_error(struct llama_context * ctx, int32_t seq_id);
 
 // Return notes for the user of a sequence: bits of llama_h2o_note.
 LLAMA_H2O_API int32_t llama_h2o_get_notes(struct llama_context * ctx, int32_t seq_id);

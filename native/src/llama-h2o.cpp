@@ -376,20 +376,25 @@ int32_t llama_h2o_forget_found(llama_context * ctx, int32_t seq_id) {
     });
 }
 
-// Calls fn(stream); stores an error of the file in archive_trouble.
-template <typename F>
-static int32_t change_archive(llama_context * ctx, int32_t seq_id, F fn) {
+int32_t llama_h2o_archive_open(llama_context * ctx, int32_t seq_id, const char * path, const uint8_t * id) {
+    if (!path || !id) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
     return with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) -> int32_t {
         auto & st = parts.streams[s];
+        llama_h2o_archive_id text;
+        std::copy(id, id + text.size(), text.begin());
 
         int32_t res = LLAMA_H2O_OK;
         parts.ctx.synchronize();
         st.index->suspend();
         try {
-            fn(st);
+            st.archive->move_to_file(path, text);
+            st.archive_error.clear();
         } catch (const std::runtime_error & err) {
-            st.archive_trouble = err.what();
-            res                = LLAMA_H2O_ERR_ARCHIVE_FILE;
+            st.archive_error = err.what();
+            res              = LLAMA_H2O_ERR_ARCHIVE_FILE;
         }
         llama_h2o_update_index(parts, s); // its pages may have moved
 
@@ -397,49 +402,15 @@ static int32_t change_archive(llama_context * ctx, int32_t seq_id, F fn) {
     });
 }
 
-int32_t llama_h2o_archive_open(llama_context * ctx, int32_t seq_id, const char * path, const uint8_t * id) {
-    if (!path || !id) {
-        return LLAMA_H2O_ERR_ARGUMENT;
-    }
-
-    return change_archive(ctx, seq_id, [&](llama_h2o_stream & st) {
-        llama_h2o_archive_id text;
-        std::copy(id, id + text.size(), text.begin());
-
-        st.archive->move_to_file(path, text);
-        st.archive_trouble.clear();
-    });
-}
-
-int32_t llama_h2o_archive_close(llama_context * ctx, int32_t seq_id) {
-    return change_archive(ctx, seq_id, [](llama_h2o_stream & st) {
-        st.archive->close_file();
-        st.archive_trouble.clear();
-    });
-}
-
-int32_t llama_h2o_archive_flush(llama_context * ctx, int32_t seq_id) {
-    return change_archive(ctx, seq_id, [](llama_h2o_stream & st) {
-        st.archive->flush();
-        if (!st.archive->error().empty()) {
-            throw std::runtime_error(st.archive->error());
-        }
-    });
-}
-
-int32_t llama_h2o_archive_in_states(llama_context * ctx, int32_t seq_id, bool all) {
-    return change_archive(ctx, seq_id, [&](llama_h2o_stream & st) { st.archive_in_states = all; });
-}
-
 int32_t llama_h2o_get_notes(llama_context * ctx, int32_t seq_id) {
     return llama_h2o_with_stream(
             ctx, seq_id, [](llama_h2o & h2o, uint32_t s) { return int32_t(llama_h2o_notes(h2o.parts, s)); });
 }
 
-const char * llama_h2o_archive_trouble(llama_context * ctx, int32_t seq_id) {
+const char * llama_h2o_archive_error(llama_context * ctx, int32_t seq_id) {
     const char * res = "";
     with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) -> int32_t {
-        res = parts.streams[s].archive_trouble.c_str();
+        res = parts.streams[s].archive_error.c_str();
 
         return LLAMA_H2O_OK;
     });

@@ -415,13 +415,9 @@ class KVCache:
         text_id = ffi.from_buffer("uint8_t[]", text)
         self._check_archive(lib.llama_h2o_archive_open(*self._text, name, text_id))
 
-    def close_archive(self) -> None:
-        """Continue with an empty archive in memory; the file is kept."""
-        check(lib.llama_h2o_archive_close(*self._text))
-
     def archive_error(self) -> str:
         """Return the error of the archive, in one line; "" for none."""
-        error: bytes = ffi.string(lib.llama_h2o_archive_trouble(*self._text))
+        error: bytes = ffi.string(lib.llama_h2o_archive_error(*self._text))
         return error.decode(errors="replace")
 
     def notes(self) -> list[str]:

@@ -10,7 +10,7 @@ from ..errors import NativeError, SettingsError, UnsupportedModelError
 from ..policies import Streaming
 from ..system.memory import total_bytes
 from .scoring import scorer_of, take_error
-from .settings import UNLIMITED_MIB, Budget, EvictionSettings
+from .settings import Budget, EvictionSettings
 
 MAX_POSITIONS: int = lib.LLAMA_H2O_MOST_POSITIONS
 
@@ -189,7 +189,7 @@ def _params(budget: Budget, policy: Any, scorer: Any) -> Any:
         "slack": budget.slack,
         "n_pos": budget.n_pos,
         "recall": budget.recall,
-        "archive_size": min(settings.recall_mib or 0, UNLIMITED_MIB) * 2**20,
+        "archive_size": min((settings.recall_mib or 0) * 2**20, 2**63),
         "pinned_size": total_bytes() // 4,
         "archive_type": getattr(lib, f"LLAMA_H2O_ARCHIVE_{settings.recall_type.upper()}"),
         "attention": getattr(lib, f"LLAMA_H2O_ATTENTION_{settings.attention.upper()}"),

@@ -34,8 +34,6 @@ MAX_RETRIEVED = 256
 # Default size of an archive if that much memory is free, and the minimum that holds a page.
 ARCHIVE_MIB = 1024
 MIN_ARCHIVE_MIB = 256
-# The size of the address space.
-UNLIMITED_MIB = 2**43
 
 # Metadata of settings that may differ when a saved cache is loaded.
 _NOT_SAVED: dict[str, Any] = {"saved": None}

@@ -64,7 +64,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         n_ctx: the window in tokens; 0 for the trained context. It selects the LongRoPE factors as
             for a full cache.
         recall_archive: a file for the archive; None for memory. `kv_state` only refers to the
-            file. A saved session has an archive file next to it.
+            file.
         mmproj: the GGUF file of a projector, for pictures and sound in chats.
         rpc_servers: other machines that compute layers (`pyh2o rpc-server`): a list of host:port,
             or one string with commas. All layers go to them and to the GPUs in proportion to their
@@ -179,7 +179,7 @@ class Llama(TextMemory, StockLlama):  # type: ignore[misc]  # llama_cpp is not t
         self.close()
 
     def close(self) -> None:
-        """Free the model and the cache, and delete an archive file that no saved session uses.
+        """Free the model and the cache.
 
         Raises:
             BusyError: another thread uses them.

@@ -187,7 +187,7 @@ class Projector:
             except KeyError:
                 raise StateError(
                     "a picture of the text must be read again, but is no longer available: send "
-                    "it again, or read the text of the session again (--reread)"
+                    "it again"
                 ) from None
         places = rows[:, self.n_embd :].view(np.int32)
         return rows[:, : self.n_embd], places[:, : self._n_place]

@@ -470,8 +470,9 @@ class Conversation(Talk):
         conversation._dialogue = dialogue
         places = conversation._places
         conversation._begin(lay_out(llm, template, places, dialogue.turns, tokens, saved.pins))
-        what = "chat template" if is_same else f"model ({saved.model.file})"
-        conversation.reread_reason = f"it was saved with another {what}"
+        conversation.reread_reason = (
+            "it was saved with another chat template" if is_same else saved.model.why_reread()
+        )
         return conversation
 
 

@@ -33,18 +33,15 @@ from .messages import (
     message_from,
     values_of,
 )
+from .query import Query
 from .schema import SCHEMA, statements
 
 _APPLICATION = int.from_bytes(b"h2oc", "big")
 _VERSION = 1
 _BUSY_SECONDS = 30.0
-# Characters of a snippet before the first match, and in all.
-_BEFORE, _SNIPPET = 32, 80
-# Minimum length of a word in the trigram index.
-_TRIGRAM = 3
 
 
-class Database:
+class Database(contextlib.AbstractContextManager["Database"]):
     """A database of texts, which several threads and processes may use.
 
     Args:
@@ -111,9 +108,6 @@ class Database:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
-
-    def __enter__(self) -> Database:
-        return self
 
     def __exit__(self, *_error: object) -> None:
         self.close()
@@ -199,13 +193,16 @@ class Database:
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
 
-    def copy(self, text: int, other: Database, title: str | None = None) -> int:
-        """Copy a text with all its branches and its KV cache; return the id of the copy.
+    def copy(
+        self, text: int, other: Database, title: str | None = None, *, cache: bool = True
+    ) -> int:
+        """Copy a text with all its branches; return the id of the copy.
 
         Args:
             text: the text.
             other: the database of the copy, which may be this one.
             title: title of the copy; None for the same. A number is added if it is taken.
+            cache: whether to copy the KV cache.
         """
         info = self.info(text)
         with other.change():
@@ -227,6 +224,8 @@ class Database:
             )
             other._add_pictures(self.pictures(text))
         with contextlib.suppress(OSError):  # it can be rebuilt
+            if not cache:
+                return new
             other.kv_file(new).parent.mkdir(mode=0o700, exist_ok=True)
             shutil.copy(self.kv_file(text), other.kv_file(new))
         return new
@@ -236,26 +235,24 @@ class Database:
 
         The most recently changed texts are first. Branches are searched too.
         """
-        wanted = words.casefold().split()
-        if not wanted:
+        query = Query(words)
+        if not query.words:
             return []
-        indexed = [word for word in wanted if len(word) >= _TRIGRAM]
-        matches = " ".join('"{}"'.format(word.replace('"', '""')) for word in indexed)
-        where = "messages.id IN (SELECT rowid FROM found WHERE found MATCH ?)" if indexed else "1"
+        where = "id IN (SELECT rowid FROM found WHERE found MATCH ?)" if query.indexed else "TRUE"
         hits: dict[int, list[tuple[int | None, str]]] = {}
         with self._access():
             rows = self._db.execute(
                 f"SELECT text, id, user || '\n' || answer FROM messages WHERE {where} ORDER BY id",
-                (matches,) if indexed else (),
+                (query.indexed,) if query.indexed else (),
             )
             for text, message, content in rows:
-                if _contains(content, wanted):
-                    hits.setdefault(text, []).append((message, _snippet(content, wanted)))
+                if query.matches(content):
+                    hits.setdefault(text, []).append((message, query.snippet(content)))
         return [
             Found(info, message, snippet)
             for info in self.texts()
             for message, snippet in hits.get(
-                info.id, [(None, info.title)] if _contains(info.title, wanted) else []
+                info.id, [(None, info.title)] if query.matches(info.title) else []
             )
         ]
 
@@ -284,9 +281,11 @@ class Database:
                 (text,),
             ).fetchall()
             replaced = self._one("SELECT replaced FROM texts WHERE id = ?", text) or "[]"
-            kept = [self.message(each) for each in json.loads(replaced)]
+            query = f"SELECT {FIELDS} FROM messages WHERE id = ?"
+            kept = [self._db.execute(query, (each,)).fetchone() for each in json.loads(replaced)]
             path = [message_from(row) for row in rows]
-            return Contents(self.info(text), path, kept, self.pictures(text))
+            replaced = [message_from(row) for row in kept]
+            return Contents(self.info(text), path, replaced, self.pictures(text))
 
     def settle(self, text: int) -> None:
         """Mark answers that were in progress when a program was killed as interrupted."""
@@ -295,12 +294,6 @@ class Database:
                 "UPDATE messages SET finish = ? WHERE text = ? AND finish IS NULL",
                 (FINISH_INTERRUPTED, text),
             )
-
-    def message(self, message: int) -> Message:
-        """Return a message by its id, also one of another branch."""
-        with self._access():
-            found = self._db.execute(f"SELECT {FIELDS} FROM messages WHERE id = ?", (message,))
-            return message_from(found.fetchone())
 
     def pictures(self, text: int) -> dict[str, bytes]:
         """Return the files of the pictures in a text, by their hashes."""
@@ -311,11 +304,6 @@ class Database:
                 (text,),
             )
             return dict(rows.fetchall())
-
-    def picture(self, key: str) -> bytes | None:
-        """Return the file of a picture by its hash."""
-        found: bytes | None = self._one("SELECT data FROM pictures WHERE hash = ?", key)
-        return found
 
     def write(
         self,
@@ -379,16 +367,14 @@ class Database:
                 return int(row)
             # the tokens around an answer depend on the chat template
             is_same = stored.answer == message.answer
-            if is_same or (message.replaces(stored) and not self._has_children(row)):
+            children = "SELECT 1 FROM messages WHERE parent = ? LIMIT 1"
+            if is_same or (message.replaces(stored) and self._one(children, row) is None):
                 names = ", ".join(f"{each.name} = ?" for each in fields(Message))
                 self._db.execute(
                     f"UPDATE messages SET {names} WHERE id = ?", (*values_of(message), row)
                 )
                 return int(row)
         return self._insert(text, parent, time.time(), values_of(message))
-
-    def _has_children(self, message: int) -> bool:
-        return self._one("SELECT 1 FROM messages WHERE parent = ? LIMIT 1", message) is not None
 
     def _insert(self, text: int, parent: int | None, created: float, values: Sequence[Any]) -> int:
         marks = ", ".join("?" * (3 + len(values)))
@@ -461,18 +447,3 @@ class Database:
 
     def _foreign(self) -> SessionError:
         return SessionError(f"{self.path} is not a session file of pyh2o: check the name")
-
-
-def _contains(content: str, words: Sequence[str]) -> bool:
-    folded = content.casefold()
-    return all(word in folded for word in words)
-
-
-def _snippet(content: str, words: Sequence[str]) -> str:
-    """Return the first word in its context, in one line."""
-    content = " ".join(content.split())
-    # case folding may change the length of a text, but hardly the offset
-    start = max(0, content.casefold().find(words[0]) - _BEFORE)
-    snippet = content[start : start + _SNIPPET]
-    after = "..." if start + _SNIPPET < len(content) else ""
-    return f"{'...' if start else ''}{snippet}{after}"

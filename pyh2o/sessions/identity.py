@@ -43,6 +43,14 @@ class ModelIdentity:
         """Return whether it is the same model, at any path."""
         return (self.sha256, self.bytes) == (other.sha256, other.bytes)
 
+    def why_reread(self) -> str:
+        """Return why a text of this model is read again by another model."""
+        return f"it was saved with another model ({self.file})" if self.file else "it was imported"
+
+
+# The model of an imported text.
+IMPORTED = ModelIdentity("", 0, "")
+
 
 def model_identity(model: Model) -> ModelIdentity:
     """Return the identity of a model."""

@@ -1,17 +1,21 @@
 """Session files of older versions: ZIP archives with a header, tokens and pictures.
 
-Their KV cache and archive are not read: the text is read again.
+Their KV cache and archive are not read: the text is read again. An answer in progress that was
+recorded when the program was killed is included, as interrupted.
 """
 
 from __future__ import annotations
 
 import json
 import zipfile
+import zlib
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..core.tokens import n_common
 from ..errors import SessionError
 from ..writing.finish import FINISH_INTERRUPTED
 from .messages import CONVERSATION, STORY, Contents, Message, TextInfo, packed
@@ -22,6 +26,8 @@ from .turns import Dialogue, KeptAnswer, Turn
 
 _MAGIC = b"PK\x03\x04"
 _PICTURES = "pictures/"
+# Suffix of the record of an answer in progress, next to the session.
+_UNFINISHED = ".unfinished"
 # Present names of fields.
 _RENAMED = {"forgotten": "dropped", "told": "inserted", "thoughts": "reasoning"}
 # Header fields that the settings do not have.
@@ -56,6 +62,8 @@ def read_older(path: Path) -> Contents:
             for name in archive.namelist()
             if name.startswith(_PICTURES)
         }
+        header, tokens, more = _with_unfinished(path, header, tokens)
+        pictures |= more
         settings = {name: value for name, value in header.items() if name not in _OTHER}
         kind, changed = str(about["kind"]), path.stat().st_mtime
         replaced = list[Message]()
@@ -88,6 +96,33 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     if info.file_size > Path(archive.filename).stat().st_size:
         raise ValueError(f"{name} does not have {info.file_size} bytes")
     return archive.read(info)
+
+
+def _with_unfinished(
+    path: Path, header: dict[str, Any], tokens: list[int]
+) -> tuple[dict[str, Any], list[int], dict[str, bytes]]:
+    """Return header and tokens with an answer in progress, and the pictures of its message.
+
+    While it was generated, it was recorded in a file next to the session.
+    """
+    try:
+        record = _renamed(json.loads(path.with_name(path.name + _UNFINISHED).read_bytes()))
+        if record["session"] != zlib.crc32(packed(tokens)):
+            return header, tokens, {}  # the session was saved after the record
+        text = [*tokens[: record["start"]], *record["tokens"]]
+        pictures = {name: b64decode(data) for name, data in record["pictures"].items()}
+        if (changes := record["story"]) is None:
+            turns = [*header["turns"][: record["n_turns"]], record["turn"]]
+            changes = {"turns": turns, "kept": record["kept"]}
+        else:
+            before = header["notes"].get("text", "")[: record["n_characters"]]
+            changes["notes"]["text"] = before + changes["notes"]["text"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return header, tokens, {}
+    n_same = n_common(text, tokens)
+    for name in ("pins", "dropped"):
+        changes[name] = [span for span in header.get(name, ()) if span[1] <= n_same]
+    return header | changes, text, pictures
 
 
 def _turns(header: dict[str, Any], tokens: list[int]) -> tuple[list[Message], list[Message]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
-SCHEMA = """
+SCHEMA = r"""
 CREATE TABLE texts (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     kind TEXT NOT NULL,
@@ -36,21 +36,34 @@ CREATE INDEX children ON messages (parent, text);
 CREATE INDEX messages_of_text ON messages (text);
 CREATE TABLE pictures (hash TEXT PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE imported (file TEXT PRIMARY KEY);
+-- FTS5 stops at a NUL character. json_quote escapes it, and also quotes and backslashes.
+CREATE VIEW searched AS SELECT
+    id,
+    iif(
+        instr(user, char(0)), replace(replace(json_quote(user), '\"', '"'), '\\', '\'), user
+    ) AS user,
+    iif(
+        instr(answer, char(0)), replace(replace(json_quote(answer), '\"', '"'), '\\', '\'), answer
+    ) AS answer
+FROM messages;
 CREATE VIRTUAL TABLE found USING fts5 (
-    user, answer, content = messages, content_rowid = id, tokenize = trigram
+    user, answer, content = searched, content_rowid = id, tokenize = trigram
 );
 CREATE TRIGGER added AFTER INSERT ON messages BEGIN
-    INSERT INTO found (rowid, user, answer) VALUES (new.id, new.user, new.answer);
+    INSERT INTO found (rowid, user, answer) SELECT * FROM searched WHERE id = new.id;
 END;
-CREATE TRIGGER removed AFTER DELETE ON messages BEGIN
+CREATE TRIGGER removed BEFORE DELETE ON messages BEGIN
     INSERT INTO found (found, rowid, user, answer)
-    VALUES ('delete', old.id, old.user, old.answer);
+    SELECT 'delete', * FROM searched WHERE id = old.id;
+END;
+CREATE TRIGGER replaced BEFORE UPDATE ON messages
+WHEN old.user IS NOT new.user OR old.answer IS NOT new.answer BEGIN
+    INSERT INTO found (found, rowid, user, answer)
+    SELECT 'delete', * FROM searched WHERE id = old.id;
 END;
 CREATE TRIGGER changed AFTER UPDATE ON messages
 WHEN old.user IS NOT new.user OR old.answer IS NOT new.answer BEGIN
-    INSERT INTO found (found, rowid, user, answer)
-    VALUES ('delete', old.id, old.user, old.answer);
-    INSERT INTO found (rowid, user, answer) VALUES (new.id, new.user, new.answer);
+    INSERT INTO found (rowid, user, answer) SELECT * FROM searched WHERE id = new.id;
 END;
 """
 

@@ -270,6 +270,8 @@ class TextSession:
         try:
             cached, state = read_kv(kv_file, self.llm.model)
             self._text.load(tokens, cached, state, pins, dropped)
+            if self.llm.archive_trouble:
+                raise StateError(self.llm.archive_trouble)
         except StateError as error:
             self._text.begin(tokens, pins=pins, dropped=dropped)
             self.reread_reason = str(error)

@@ -1,4 +1,4 @@
-"""`pyh2o chat`: whole outputs, with a model that says what the test wants."""
+"""`pyh2o chat`: its output, with a scripted model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_script_is_answered_line_by_line(model: ScriptedModel) -> None:
     assert model.closed
 
 
-def test_line_that_begins_with_a_space_is_sent(model: ScriptedModel) -> None:
+def test_a_line_that_starts_with_a_space_is_sent(model: ScriptedModel) -> None:
     model.say("Hi", "Ho")
     assert run("chat", stdin=' /usr is full\n """ quoted\n').code == 0
     assert said() == ["/usr is full", '""" quoted']
@@ -64,7 +64,9 @@ def test_line_that_begins_with_a_space_is_sent(model: ScriptedModel) -> None:
         ("one\r\ntwo", ["one", "two"]),
     ],
 )
-def test_messages_of_several_lines(model: ScriptedModel, script: str, messages: list[str]) -> None:
+def test_a_message_can_have_several_lines(
+    model: ScriptedModel, script: str, messages: list[str]
+) -> None:
     model.say(*["Hi"] * len(messages))
     assert run("chat", stdin=script).code == 0
     assert said() == messages
@@ -77,14 +79,14 @@ def test_messages_of_several_lines(model: ScriptedModel, script: str, messages: 
         ('""" """\n', "the message is empty: nothing was sent"),
     ],
 )
-def test_message_without_its_end_or_text_is_not_sent(
+def test_an_unfinished_or_empty_message_is_not_sent(
     model: ScriptedModel, script: str, message: str
 ) -> None:
     assert run("chat", stdin=script) == Output(1, "", f"error: {message}\n")
     assert said() == []
 
 
-def test_script_that_is_not_utf8(model: ScriptedModel) -> None:
+def test_a_script_that_is_not_utf8_is_refused(model: ScriptedModel) -> None:
     model.say("Hi")
     output = run("chat", stdin=b"\xef\xbb\xbfHello\n\xff\n")
     assert (output.code, output.text) == (1, "Hi\n")
@@ -111,7 +113,7 @@ def test_ctrl_c_ends_a_script_and_keeps_the_text(model: ScriptedModel) -> None:
     assert RecordedConversation.last.stores == 3  # also before it was answered
 
 
-def test_ctrl_c_before_the_first_word_takes_the_message_back(model: ScriptedModel) -> None:
+def test_ctrl_c_before_the_first_token_removes_the_message(model: ScriptedModel) -> None:
     model.say("never said")
     model.before_reading = press_ctrl_c
     output = run("chat", stdin="Hello\n")
@@ -123,7 +125,7 @@ def test_ctrl_c_before_the_first_word_takes_the_message_back(model: ScriptedMode
     )
 
 
-def test_model_with_nothing_to_say(model: ScriptedModel) -> None:
+def test_an_empty_answer_removes_the_message(model: ScriptedModel) -> None:
     model.say("Hi", "", "")
     output = run("chat", stdin="Hello\nWho?\n/regen\n")
     said = ("Hello", "Hi")
@@ -139,7 +141,7 @@ def test_model_with_nothing_to_say(model: ScriptedModel) -> None:
     assert answers_of() == [("Hello", "Hi")]
 
 
-def test_end_of_the_trained_context(model: ScriptedModel) -> None:
+def test_an_answer_ends_at_the_trained_context(model: ScriptedModel) -> None:
     model.answers.append(Script(["Hi"], room=False))
     output = run("chat", stdin="Hello\n")
     assert output == Output(
@@ -151,7 +153,9 @@ def test_end_of_the_trained_context(model: ScriptedModel) -> None:
     )
 
 
-def test_full_cache_that_is_full(chat_llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_ends_when_the_window_is_full(
+    chat_llm: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with tiny_llama(Path(chat_llm.model_path), n_ctx=256, evict=False) as full:
         model = scripted_chat(full, monkeypatch)
         model.changes = {"window": 256}
@@ -166,13 +170,15 @@ def test_full_cache_that_is_full(chat_llm: Llama, monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_refused_message_ends_a_script(model: ScriptedModel) -> None:
+def test_a_rejected_message_ends_a_script(model: ScriptedModel) -> None:
     model.answers.extend([Script(["Hi"]), ContextLimitError("too long"), Script(["no"])])
     output = run("chat", stdin="Hello\nmuch\nmore\n")
     assert output == Output(1, "Hi\n", model.footer(("Hello", "Hi")) + "error: too long\n")
 
 
-def test_model_that_cannot_chat(model: ScriptedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_a_chat_template_is_refused(
+    model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise UnsupportedModelError("no template")
 
@@ -186,8 +192,8 @@ def test_model_that_cannot_chat(model: ScriptedModel, monkeypatch: pytest.Monkey
 # -------------------------------------------------------------------------------------------------
 
 
-def test_thoughts_are_limited_by_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a session was told of them stays until something else is said."""
+def test_reasoning_is_limited_by_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session keeps the limit until it is changed."""
     path = write_chat_gguf(tmp_path / "thinking.gguf", OPENS_THOUGHTS, n_layer=1)
     model = scripted_chat(tiny_llama(path, n_ctx=1000, hh=100, recent=100), monkeypatch)
     for options, thinking in (

@@ -1,4 +1,4 @@
-"""`pyh2o chat`: whom the model plays, and what it is told when that comes up."""
+"""`pyh2o chat`: character cards and lorebooks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def files() -> tuple[str, ...]:
     return ("--card", "ada.json", "--lorebook", "book.json", "--user", "Eve")
 
 
-def test_a_card_begins_the_chat(model: ScriptedModel, files: tuple[str, ...]) -> None:
+def test_a_card_starts_the_chat(model: ScriptedModel, files: tuple[str, ...]) -> None:
     model.say("Four.", "No!")
     output = run("chat", *files, "--session", "stars", stdin="How many?\nA comet!\n/note\n")
     assert output.text == "Hello Eve!\nFour.\nNo!\n"
@@ -50,14 +50,14 @@ def test_a_card_begins_the_chat(model: ScriptedModel, files: tuple[str, ...]) ->
     assert notes_of(read_again)[-1] == "no note: /note TEXT sets one"
 
 
-def test_a_system_prompt_is_what_a_card_is_played_by(
+def test_a_system_prompt_comes_before_the_card(
     model: ScriptedModel, files: tuple[str, ...]
 ) -> None:
     run("chat", *files, "-s", "Play {{char}}.", stdin="")
     assert RecordedConversation.last.system == "Play Ada.\n\nAda counts stars."
 
 
-def test_a_file_that_is_no_card(model: ScriptedModel) -> None:
+def test_a_file_that_is_not_a_card_is_refused(model: ScriptedModel) -> None:
     Path("x.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     output = run("chat", "--card", "x.png", stdin="Hello\n")
     reason = "the picture does not contain a card"

@@ -1,4 +1,4 @@
-"""`pyh2o chat`: what begins with a slash, with a model that says what the test wants."""
+"""`pyh2o chat`: slash commands, with a scripted model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Of a model whose answers do not end by themselves."""
+    """Return a model whose answers do not end."""
     return write_tiny_gguf(tmp_path / "tiny.gguf", seed=17, chat_template=CHAT_TEMPLATE)
 
 
@@ -79,7 +79,7 @@ def test_quit_ends_the_chat(model: ScriptedModel) -> None:
         ("/load a b", "'a b' is not a file: put quotes around a name with spaces"),
     ],
 )
-def test_commands_that_cannot_be_done(model: ScriptedModel, line: str, message: str) -> None:
+def test_commands_report_errors(model: ScriptedModel, line: str, message: str) -> None:
     Path("latin.txt").write_bytes("caé".encode("latin-1"))
     Path("empty.txt").write_bytes(b"\n")
     output = run("chat", stdin=f"{line}\n")
@@ -124,14 +124,14 @@ def test_answers_lists_and_chooses_replaced_answers(model: ScriptedModel) -> Non
 
 
 @pytest.mark.parametrize("wanted", ["0", "3", "1 2", "²"])
-def test_answers_that_are_not_there(model: ScriptedModel, wanted: str) -> None:
+def test_an_unknown_answer_is_refused(model: ScriptedModel, wanted: str) -> None:
     model.say("one", "two")
     output = run("chat", stdin=f"Hello\n/regen\n/answers {wanted}\n")
     assert notes_of(output) == [f"error: unknown answer {wanted}: /answers lists them"]
     assert (output.code, answers_of()) == (1, [("Hello", "two")])
 
 
-def test_continue_goes_on_with_an_answer_that_was_cut(model: ScriptedModel) -> None:
+def test_continue_resumes_an_interrupted_answer(model: ScriptedModel) -> None:
     model.say("Hi there", " there", "")
     output = run("chat", "-n", "2", stdin="Hello\n/continue\n/continue\n/continue\n")
     hello = model.n_text(("Hello", "Hi t"))
@@ -150,7 +150,7 @@ def test_continue_goes_on_with_an_answer_that_was_cut(model: ScriptedModel) -> N
     assert answers_of() == [("Hello", "Hi t")]
 
 
-def test_answers_that_only_repeat_themselves(model: ScriptedModel) -> None:
+def test_an_answer_that_only_repeats_itself_ends(model: ScriptedModel) -> None:
     model.say("Repeat! " * 80, "Repeat! " * 80)
     output = run("chat", stdin="Hello\n/continue\n")
     ended = (
@@ -199,7 +199,7 @@ def test_undo_and_clear(model: ScriptedModel) -> None:
     assert RecordedConversation.last.system == "Be kind."
 
 
-def test_undo_says_what_is_read_again(path: Path) -> None:
+def test_undo_shows_how_many_tokens_are_read_again(path: Path) -> None:
     small = ["-m", str(path), "--hh=16", "--recent=16", "--slack=8", "-n60", "--seed=1"]
     output = run("chat", *small, "--recall=0", "--store-mib=0", stdin="one\ntwo\n/undo\nthree\n")
     undone, again = [line for line in notes_of(output) if "the answer reached" not in line][-2:]
@@ -207,7 +207,7 @@ def test_undo_says_what_is_read_again(path: Path) -> None:
     assert again == f"{n_left} tokens will be read again with the next message"
 
 
-def test_line_under_an_answer() -> None:
+def test_statistics_below_an_answer() -> None:
     answer = AnswerStats("stop", True, 9, 0.5, 120, 7.0)
     assert footer(answer, cache_with(4_481, used=1_638, found_share=0.0314)) == (
         "120 tokens · 17.0 tokens/s · first after 0.5 s · 1,638 of 4,481 tokens cached · "
@@ -215,7 +215,7 @@ def test_line_under_an_answer() -> None:
     )
 
 
-def test_system_prompt_is_shown_set_and_taken_away(model: ScriptedModel) -> None:
+def test_system_prompt_is_shown_set_and_removed(model: ScriptedModel) -> None:
     model.say("a", "b")
     lines = ["/system", "/system Be kind.", "Hello", "/system Be brief.\\", "Always.", "/system"]
     output = run("chat", stdin="\n".join([*lines, "Who?", '/system ""']))

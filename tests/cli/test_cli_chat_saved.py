@@ -1,9 +1,7 @@
-"""`pyh2o chat`: conversations that are saved, and gone on with."""
+"""`pyh2o chat`: conversations that are saved and resumed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from time import sleep
@@ -16,29 +14,23 @@ from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.core.text import Text
 from pyh2o.policies import Snap
-from pyh2o.sessions.chats import locked, open_chats
+from pyh2o.sessions.chats import open_chats
 from pyh2o.writing.sampling import Sampling
-from scripted_chat import CHATS, Person, RecordedConversation, ScriptedModel, answers_of, chat_with
+from scripted_chat import (
+    CHATS,
+    Person,
+    RecordedConversation,
+    ScriptedModel,
+    answers_of,
+    chat_with,
+    held,
+    titles,
+)
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-def titles() -> list[str]:
-    with open_chats() as database:
-        return sorted(text.title for text in database.texts())
-
-
-@contextmanager
-def held(name: str) -> Iterator[None]:
-    """Open a session as another chat does."""
-    with open_chats() as database:
-        text = database.find(name)
-        assert text is not None
-        with locked(database, text):
-            yield
-
-
-def test_a_saved_session_goes_on_where_it_was(model: ScriptedModel) -> None:
+def test_a_saved_session_is_resumed(model: ScriptedModel) -> None:
     model.say("Hi", "Ho")
     first = run("chat", "--session", "work", "--seed", "7", "-s", "Be kind.", stdin="Hello\n")
     hello, who = ("Hello", "Hi"), ("Who?", "Ho")
@@ -59,7 +51,7 @@ def test_a_saved_session_goes_on_where_it_was(model: ScriptedModel) -> None:
     assert CHATS.stat().st_mode & 0o777 == 0o700
 
 
-def test_continue_takes_the_chat_last_changed(model: ScriptedModel) -> None:
+def test_continue_resumes_the_chat_last_changed(model: ScriptedModel) -> None:
     model.say(*["Hi"] * 8)
 
     def say(name: str) -> None:
@@ -83,7 +75,7 @@ def test_continue_takes_the_chat_last_changed(model: ScriptedModel) -> None:
     assert answers_of()[0] == ("one", "Hi")
 
 
-def test_continue_takes_the_last_one_that_is_open_nowhere_else(model: ScriptedModel) -> None:
+def test_continue_skips_chats_that_are_open_elsewhere(model: ScriptedModel) -> None:
     for name in ("one", "two", "three"):
         model.say("Hi")
         run("chat", "--session", name, stdin=f"{name}\n")
@@ -99,7 +91,7 @@ def test_continue_takes_the_last_one_that_is_open_nowhere_else(model: ScriptedMo
     assert (output.code, output.notes[:38]) == (1, "error: session three is open in anothe")
 
 
-def test_options_that_are_typed_replace_those_of_the_session(model: ScriptedModel) -> None:
+def test_typed_options_replace_those_of_the_session(model: ScriptedModel) -> None:
     model.say("Hi")
     run("chat", "--session", "x", "-s", "Be kind.", "--temp=0", "--seed=7", stdin="Hello\n")
     output = run("chat", "-c", "-s", "Be brief.", "--seed=8", "--top-k=3")
@@ -118,7 +110,7 @@ def test_options_that_are_typed_replace_those_of_the_session(model: ScriptedMode
     assert run("chat", "-c", "-s", "Be brief.").notes.count("\n") == 2  # nothing to change
 
 
-def test_model_is_left_alone_while_it_is_saved(
+def test_the_model_is_not_used_while_it_is_saved(
     model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also at the start, where another system prompt is saved before the chat is greeted."""
@@ -185,7 +177,7 @@ def test_continue_without_a_saved_conversation_or_with_a_name_is_refused(
     assert model.options is None  # no model was loaded for it
 
 
-def test_session_that_is_open_elsewhere(model: ScriptedModel) -> None:
+def test_a_session_that_is_open_elsewhere_is_refused(model: ScriptedModel) -> None:
     model.say("Hi")
     run("chat", "--session", "work", stdin="Hello\n")
     model.options = None
@@ -197,14 +189,14 @@ def test_session_that_is_open_elsewhere(model: ScriptedModel) -> None:
         )
         assert run("chat", "--session", "work", stdin="Who?\n") == expected
         assert run("chat", "-c", stdin="Who?\n") == expected
-        assert run("sessions", "rm", "work") == expected
+        assert run("sessions", "remove", "work") == expected
         assert model.options is None
         # Looking at it does no harm.
         assert run("chat", "-c", "--no-save").code == 0
     assert run("chat", "-c").code == 0
 
 
-def test_session_brings_its_settings_along(model: ScriptedModel, tmp_path: Path) -> None:
+def test_a_session_keeps_its_model_and_cache_settings(model: ScriptedModel, tmp_path: Path) -> None:
     model.say("a")
     run("chat", "--session", "work", stdin="one\n")
     assert model.options == RunOptions(sampling=model.options.sampling)
@@ -230,10 +222,10 @@ def test_session_brings_its_settings_along(model: ScriptedModel, tmp_path: Path)
     assert model.options.no_evict
 
 
-def test_no_command_meets_a_save_that_goes_on(
+def test_commands_wait_for_a_save(
     model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Saves take the model for a while, in a thread of their own."""
+    """A save uses the model in another thread."""
     store = Conversation.store
 
     def store_slowly(self: Conversation, *, leaving: bool = False) -> None:
@@ -255,8 +247,8 @@ def test_no_command_meets_a_save_that_goes_on(
 
 
 @pytest.mark.parametrize("name", [["--session", "new"], []])
-def test_a_first_message_outlives_its_program(model: ScriptedModel, name: list[str]) -> None:
-    """If the answer is empty, nothing is left."""
+def test_a_first_message_is_saved_before_its_answer(model: ScriptedModel, name: list[str]) -> None:
+    """If the answer is empty, the session is removed."""
     kept = []
 
     def keep() -> None:

@@ -1,8 +1,7 @@
-"""`pyh2o chat` with a person at a terminal: keys and history; and as a real program."""
+"""`pyh2o chat` at a terminal: keys and history; and as a real program."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import time
 from pathlib import Path
@@ -79,7 +78,7 @@ def test_ctrl_z_suspends_and_is_not_typed(
     assert len(suspended) == 1
 
 
-def test_enter_sends_and_alt_enter_begins_a_line(model: ScriptedModel) -> None:
+def test_enter_sends_and_alt_enter_starts_a_line(model: ScriptedModel) -> None:
     model.say(*["a"] * 4)
     pasted = "\x1b[200~three\r\n  four\n/five\x1b[201~"
     output = type_keys(
@@ -158,7 +157,7 @@ def test_answers_to_questions_are_not_remembered(tmp_path: Path) -> None:
     assert "always" not in history.read_text()
 
 
-def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(model: ScriptedModel) -> None:
+def test_ctrl_c_stops_an_answer_and_not_the_chat(model: ScriptedModel) -> None:
     model.answers.extend([Script(["a", press_ctrl_c, "b", "c"]), Script(["d"])])
     output = type_keys(f"Hello{ENTER}Who?{ENTER}{CTRL_D}")
     assert (output.code, output.text) == (0, "ab\nd\n")
@@ -170,7 +169,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(model: ScriptedModel) -> No
     assert [turn.answer for turn in RecordedConversation.last.turns] == ["ab", "d"]
 
 
-def test_second_ctrl_c_leaves_and_the_last_turn_is_safe(model: ScriptedModel) -> None:
+def test_second_ctrl_c_ends_the_chat_and_the_last_turn_is_saved(model: ScriptedModel) -> None:
     model.answers.extend([Script(["a"]), Script(["b", press_ctrl_c, press_ctrl_c, "c"])])
     output = type_keys(f"one{ENTER}two{ENTER}three{ENTER}")
     assert (output.code, output.text) == (130, "a\nb\n")
@@ -179,7 +178,7 @@ def test_second_ctrl_c_leaves_and_the_last_turn_is_safe(model: ScriptedModel) ->
     assert said == [("one", "a"), ("two", "b")]
 
 
-def test_refusals_do_not_end_the_chat(model: ScriptedModel) -> None:
+def test_errors_do_not_end_the_chat(model: ScriptedModel) -> None:
     from pyh2o.errors import ContextLimitError
 
     model.answers.extend([ContextLimitError("too long"), Script(["a"])])
@@ -191,7 +190,7 @@ def test_refusals_do_not_end_the_chat(model: ScriptedModel) -> None:
     ]
 
 
-def test_last_exchange_is_shown(model: ScriptedModel) -> None:
+def test_the_last_turn_is_shown(model: ScriptedModel) -> None:
     model.say("a", "one two\n")
     type_keys(f"Hello{ENTER}Who?{ENTER}{CTRL_D}")
     n_text = model.n_text(("Hello", "a"), ("Who?", "one two\n"))
@@ -204,13 +203,13 @@ def test_last_exchange_is_shown(model: ScriptedModel) -> None:
     ]
 
 
-def test_chat_without_a_name_is_named_by_the_time(model: ScriptedModel) -> None:
+def test_a_chat_without_a_name_is_resumed_unchanged(model: ScriptedModel) -> None:
     model.say(*["a"] * 2)
     for _ in range(2):
         type_keys(f"Hello{ENTER}/save{ENTER}{CTRL_D}", session=None)
     with open_chats() as database:
         second, _ = database.texts()
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}( \(2\))?", second.title)
+    assert second.title == "Hello (2)"
     output = type_keys(CTRL_D, "-c", session=None)
     n_text = model.n_text(("Hello", "a"))
     assert notes_of(output)[0] == f"continuing a conversation of 1 turn, {n_text} tokens"
@@ -221,7 +220,7 @@ def test_chat_without_a_name_is_named_by_the_time(model: ScriptedModel) -> None:
 def test_prompt_does_not_wait_for_the_disk(
     model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But leaving does."""
+    """The end of the chat does."""
     store, read, prompted_again = RecordedConversation.store, TerminalSource.read, Event()
 
     def store_late(conversation: RecordedConversation, *, leaving: bool = False) -> None:
@@ -250,7 +249,7 @@ def completions(line: str) -> list[str]:
 def test_tab_completes_commands_their_words_and_files() -> None:
     Path("notes.txt").touch()
     Path("night").mkdir()
-    assert completions("/re") == ["/regen", "/read", "/recalled"]
+    assert completions("/re") == ["/regen", "/reasoning", "/read", "/recalled"]
     assert completions("/kv ") == ["/kv all"]
     assert completions("/set top") == ["/set top_k", "/set top_p"]
     assert completions("/read n") == ["/read night", "/read notes.txt"]
@@ -267,7 +266,7 @@ def test_tab_completes_commands_their_words_and_files() -> None:
 
 real = pytest.mark.real
 READY = r"\x1b\[\?2004h[^\n]*>"
-"""The prompt: first it lets the terminal tell what is pasted."""
+"""The prompt, which first turns bracketed paste on."""
 ANSWERED = r"\x1b\[\?2004l\s*[^\s\x1b]{5}"
 """What was typed is no longer the prompt's, and there are some characters of an answer."""
 
@@ -280,7 +279,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @real
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_chat_script_whose_text_cannot_be_written_ends(tiny: Path) -> None:
+def test_a_script_ends_if_its_output_cannot_be_written(tiny: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             pyh2o_command("chat", "-m", tiny, "-n", "20", *ENDLESS),

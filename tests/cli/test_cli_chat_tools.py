@@ -1,4 +1,4 @@
-"""`pyh2o chat --mcp`: a model that writes what a test says calls tools of a real server."""
+"""`pyh2o chat --mcp`: a scripted model calls tools of a real server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def model(tools_llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
 
 @pytest.fixture
 def mcp(tmp_path: Path) -> str:
-    """The option for a server with one tool."""
+    """Return the path of a configuration with a server that has one tool."""
     return f"--mcp={config(tmp_path, one=this_server('add'))}"
 
 
@@ -59,7 +59,7 @@ def call_of(name: str, arguments: str) -> str:
 
 
 def steps() -> list[tuple[Call, ...]]:
-    """The calls of the last turn."""
+    """Return the calls of the last turn."""
     return [step.calls for step in RecordedConversation.last.turns[-1].steps]
 
 
@@ -87,7 +87,7 @@ def test_configuration_file_may_have_both_options(
     assert steps() == [(replace(ADD, result="3"),)]
 
 
-def test_script_may_not_call_others(model: ScriptedModel, mcp: str) -> None:
+def test_a_script_cannot_call_other_tools(model: ScriptedModel, mcp: str) -> None:
     model.say(add_call(1, 2), "I may not.")
     output = run("chat", mcp, stdin="1 + 2?\n")
     assert (output.code, output.text) == (0, "I may not.\n")
@@ -96,7 +96,7 @@ def test_script_may_not_call_others(model: ScriptedModel, mcp: str) -> None:
     assert steps() == [(replace(ADD, result=refused, failed=True),)]
 
 
-def test_tool_that_is_not_there_cannot_be_allowed(model: ScriptedModel, mcp: str) -> None:
+def test_an_unknown_tool_cannot_be_allowed(model: ScriptedModel, mcp: str) -> None:
     output = run("chat", mcp, "--allow-tool", "addd", stdin="1 + 2?\n")
     assert output.code == 1
     assert output.notes == "error: --allow-tool: unknown tool addd: available are add\n"
@@ -104,7 +104,9 @@ def test_tool_that_is_not_there_cannot_be_allowed(model: ScriptedModel, mcp: str
     assert output.notes == "error: --allow-tool: unknown tool add: available are none (--mcp)\n"
 
 
-def test_long_result_is_read_whole_and_shown_shortly(model: ScriptedModel, tmp_path: Path) -> None:
+def test_a_long_result_is_read_in_full_and_shown_shortened(
+    model: ScriptedModel, tmp_path: Path
+) -> None:
     model.say(call_of("lines", '{"n": 60}'), "Long.")
     path = config(tmp_path, one=this_server("lines"))
     output = run("chat", "--mcp", str(path), "--allow-tool", "lines", stdin="how long?\n")
@@ -117,7 +119,7 @@ def test_long_result_is_read_whole_and_shown_shortly(model: ScriptedModel, tmp_p
     assert text in whole
 
 
-def test_server_that_ends_is_told_of(model: ScriptedModel, tmp_path: Path) -> None:
+def test_a_server_that_ends_is_reported(model: ScriptedModel, tmp_path: Path) -> None:
     model.say(call_of("die", "{}"), "It is gone.", call_of("add", '{"a": 1, "b": 2}'), "3.")
     path = config(tmp_path, one=this_server("die", "add"), two={"command": "no-such-7h3q"})
     allowed = ("--allow-tool", "die", "--allow-tool", "add")
@@ -129,7 +131,7 @@ def test_server_that_ends_is_told_of(model: ScriptedModel, tmp_path: Path) -> No
     assert notes == ["calls die {}", f"-> failed: {ended}", notes[2], "-> 3"]
 
 
-def test_thoughts_are_counted_and_kept_from_the_text(
+def test_reasoning_is_counted_and_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_chat_gguf(tmp_path / "thinking.gguf", OPENS_THOUGHTS, n_layer=1)
@@ -150,7 +152,7 @@ def test_thoughts_are_counted_and_kept_from_the_text(
 # -------------------------------------------------------------------------------------------------
 
 
-def test_person_is_asked(model: ScriptedModel, mcp: str) -> None:
+def test_the_user_is_asked(model: ScriptedModel, mcp: str) -> None:
     model.say(add_call(1, 2), "Refused.", add_call(1, 2), "Run.")
     output = chat_with(Person("1 + 2?\nno\n1 + 2?\nperhaps\nyes\n"), mcp, "--no-save")
     assert output.text == "Refused.\nRun.\n"
@@ -160,7 +162,7 @@ def test_person_is_asked(model: ScriptedModel, mcp: str) -> None:
     assert second.steps[0].calls == (replace(ADD, result="3"),)
 
 
-def test_person_may_allow_a_tool(model: ScriptedModel, mcp: str) -> None:
+def test_the_user_can_allow_a_tool(model: ScriptedModel, mcp: str) -> None:
     model.say(add_call(1, 2), add_call(3, 4), "3 and 7.")
     output = chat_with(Person("sums?\na\n/tools\n"), mcp, "--no-save")
     assert output.notes.count(QUESTION) == 1
@@ -168,7 +170,7 @@ def test_person_may_allow_a_tool(model: ScriptedModel, mcp: str) -> None:
     assert "one: 1 tool\n  add (allowed)  Adds two numbers.\n" in output.notes
 
 
-def test_input_that_ends_at_the_question_refuses(model: ScriptedModel, mcp: str) -> None:
+def test_a_call_is_refused_at_the_end_of_the_input(model: ScriptedModel, mcp: str) -> None:
     model.say(add_call(1, 2), "Refused.")
     assert chat_with(Person("1 + 2?\n"), mcp, "--no-save").code == 0
     assert steps()[0][0].failed
@@ -189,7 +191,7 @@ def test_ctrl_c_ends_the_call_and_not_the_chat(model: ScriptedModel, tmp_path: P
     assert first.steps[0].calls[0].result == "the user canceled this call"
 
 
-def test_endless_calls_are_stopped_and_can_go_on(
+def test_endless_calls_are_stopped_and_can_be_continued(
     model: ScriptedModel, mcp: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "MAX_CALL_ROUNDS", 2)
@@ -200,7 +202,7 @@ def test_endless_calls_are_stopped_and_can_go_on(
     assert [call.result for (call,) in steps()] == ["3", "7", "11"]
 
 
-def test_same_call_is_not_made_for_ever(model: ScriptedModel, mcp: str) -> None:
+def test_repeated_calls_are_stopped(model: ScriptedModel, mcp: str) -> None:
     model.say(*[add_call(1, 2)] * 3, "It is 3.")
     output = run("chat", mcp, "--allow-tool", "add", stdin="1 + 2?\n/continue\n")
     assert output.text == "It is 3.\n"
@@ -213,7 +215,7 @@ def test_same_call_is_not_made_for_ever(model: ScriptedModel, mcp: str) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def test_session_goes_on_with_its_tools(model: ScriptedModel, mcp: str, tmp_path: Path) -> None:
+def test_a_session_keeps_its_tools(model: ScriptedModel, mcp: str, tmp_path: Path) -> None:
     model.say(add_call(1, 2), "It is 3.", add_call(3, 4), "It is 7.", add_call(5, 6), "No tools.")
     arguments = ("chat", "--session", "sums", "--allow-tool", "add")
     assert run(*arguments, mcp, stdin="1 + 2?\n").code == 0
@@ -230,7 +232,7 @@ def test_session_goes_on_with_its_tools(model: ScriptedModel, mcp: str, tmp_path
     assert (CHATS / "chats.db").exists()
 
 
-def test_new_tools_are_told_to_a_session(model: ScriptedModel, mcp: str, tmp_path: Path) -> None:
+def test_a_session_gets_new_tools(model: ScriptedModel, mcp: str, tmp_path: Path) -> None:
     model.say("Hello.", add_call(1, 2), "It is 3.")
     assert run("chat", "--session", "plain", stdin="hello\n").code == 0
     output = run("chat", "--session", "plain", mcp, "--allow-tool", "add", stdin="1 + 2?\n")
@@ -239,7 +241,7 @@ def test_new_tools_are_told_to_a_session(model: ScriptedModel, mcp: str, tmp_pat
     assert [len(turn.steps) for turn in RecordedConversation.last.turns] == [0, 1]
 
 
-def test_refusals(model: ScriptedModel, mcp: str) -> None:
+def test_invalid_tools_are_refused(model: ScriptedModel, mcp: str) -> None:
     output = run("chat", stdin="/tools\n")
     assert output.notes == ("error: this chat has no MCP servers: start it with --mcp FILE\n")
     output = run("chat", "--mcp", "none.json", stdin="")

@@ -1,4 +1,4 @@
-"""`pyh2o chat --web`: the real program, with a browser that only notes what it is to open."""
+"""`pyh2o chat --web`: the real program, with a browser that only records the address."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Path:
-    """Where the browser notes the address."""
+    """Return the file where the browser records the address."""
     return tmp_path / "opened"
 
 
@@ -54,13 +54,13 @@ def program(browser: Path) -> Iterator[Callable[..., Any]]:
 
 
 def address_in(opened: Path) -> str:
-    """What the browser was to open."""
+    """Return the address that the browser was given."""
     wait_until(opened.exists)
     return opened.read_text().strip()
 
 
 def save_chat(path: Path, name: str) -> None:
-    """A chat of the terminal."""
+    """Save a chat of the terminal."""
     output = run("chat", "-m", str(path), *CACHE, "-n5", "--session", name, stdin="Hello\n")
     assert output.code == 0, output.notes
 
@@ -83,7 +83,7 @@ def test_the_page_is_served_and_opened(
 def test_a_chat_of_the_terminal_is_opened(
     path: Path, program: Callable[..., Any], opened: Path
 ) -> None:
-    """With its own model and cache, of which nothing is typed; and it goes on."""
+    """It keeps its model and cache settings."""
     save_chat(path, "my talk")
     server = program("--session", "my talk")
     assert address_in(opened) == f"http://127.0.0.1:{server.port}/#/s/1"
@@ -95,7 +95,7 @@ def test_a_chat_of_the_terminal_is_opened(
     server.stop()
 
 
-def test_the_last_chat_is_opened_and_a_key_is_asked_for(
+def test_the_last_chat_is_opened_and_a_key_is_required(
     path: Path, monkeypatch: pytest.MonkeyPatch, browser: Path, opened: Path
 ) -> None:
     keys: list[str | None] = []
@@ -108,7 +108,7 @@ def test_the_last_chat_is_opened_and_a_key_is_asked_for(
     assert keys == ["secret"]
 
 
-def test_a_browser_that_is_missing_or_fails_is_told(
+def test_a_missing_or_failing_browser_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def none() -> Any:
@@ -128,7 +128,7 @@ def test_a_browser_that_is_missing_or_fails_is_told(
         assert capsys.readouterr().err == said
 
 
-def test_the_port_is_the_usual_one_if_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_port_is_used_if_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as other:
         port = other.getsockname()[1]
         monkeypatch.setattr(web, "PORT", port)
@@ -147,14 +147,13 @@ def test_the_port_is_the_usual_one_if_it_is_free(monkeypatch: pytest.MonkeyPatch
         (["-n5"], "--max-tokens cannot be used with --web: "),
         (["--temp=0"], "--temp cannot be used with --web: "),
         (["-s", "Be brief."], "--system cannot be used with --web: "),
-        (["--reread", "--session=x"], "--reread cannot be used with --web: "),
         (["--session=x"], "unknown session x: omit --session, and start a new one on the page"),
         (["-c"], "no conversation is saved in "),
         (["-m", "none.gguf"], "there is no model file none.gguf"),
     ],
     ids=str,
 )
-def test_what_the_page_lacks_is_refused(arguments: list[str], said: str) -> None:
+def test_options_that_the_page_lacks_are_refused(arguments: list[str], said: str) -> None:
     output = run("chat", "--web", *arguments)
     assert output.code == 1
     assert output.notes.startswith(f"error: {said}")
@@ -168,15 +167,6 @@ def test_nothing_is_saved_against_the_user_s_settings(
     file.write_text("[chat]\nno-save = true\n")
     monkeypatch.setenv("PYH2O_CONFIG", str(file))
     assert run("chat", "--web").notes.startswith("error: --no-save cannot be used with --web")
-
-
-def test_a_chat_under_other_settings_is_refused(path: Path) -> None:
-    """Before a page opens on which it could not go on."""
-    save_chat(path, "x")
-    output = run("chat", "--web", "--session", "x", "--hh", "50")
-    assert output.code == 1
-    assert output.notes.startswith("error: this session was made with --hh 60")
-    assert "listening" not in output.notes
 
 
 def test_a_model_without_chats_is_refused(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def offered(monkeypatch: pytest.MonkeyPatch, line: str, shell: str = "zsh") -> s
         ("pyh2o models check b", ["big"]),
         ("pyh2o models fetch ge", ["gemma3-270m"]),
         ("pyh2o chat --session s", ["sea", "sailor"]),
-        ("pyh2o sessions rm sai", ["sailor"]),
+        ("pyh2o sessions remove sai", ["sailor"]),
         ("pyh2o sessi", ["sessions"]),
     ],
 )
@@ -66,13 +66,13 @@ def test_options_that_the_help_leaves_out_are_completed(monkeypatch: pytest.Monk
 
 
 def test_names_with_spaces_are_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bash puts what it gets on the line as it is: `sessions rm my trip` is about two sessions."""
+    """Bash inserts completions unquoted: `sessions remove my trip` would name two sessions."""
     with open_chats() as database:
         database.create("conversation", "my trip")
-    line = "pyh2o sessions rm m"
+    line = "pyh2o sessions remove m"
     assert offered(monkeypatch, line, "bash") == "my\\ trip\n"
     assert "my trip" in offered(monkeypatch, line, "zsh")
-    assert offered(monkeypatch, 'pyh2o sessions rm "m', "bash") == "my trip\n"
+    assert offered(monkeypatch, 'pyh2o sessions remove "m', "bash") == "my trip\n"
 
 
 def test_files_where_no_name_begins_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`pyh2o generate` with the tiny model as it is, and the real program, killed and resumed."""
+"""`pyh2o generate` with the tiny model, and as a real program."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small(tiny: Path) -> list[str]:
     return ["-m", str(tiny), "--ctx", "1024", "--hh", "32", "--recent", "32", "--slack", "8"]
 
 
-def test_same_seed_same_story(tiny: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_story(tiny: Path, tmp_path: Path) -> None:
     arguments = ["generate", "-p", "Once upon a time", *small(tiny), "-n", "300", "--seed", "3"]
     printed = run(*arguments)
     written = run(*arguments, "-o", "story.txt")
@@ -45,8 +45,8 @@ def test_same_seed_same_story(tiny: Path, tmp_path: Path) -> None:
     assert re.search(r" [1-9]\d* evicted", printed.notes)
 
 
-def test_story_that_the_model_may_not_end(tmp_path: Path) -> None:
-    """The tiny model as it is draws the end of the text like any other token."""
+def test_end_of_text_tokens_can_be_ignored(tmp_path: Path) -> None:
+    """The tiny model samples the end of the text like any other token."""
     path = write_tiny_gguf(tmp_path / "ending.gguf", seed=17)
     arguments = ["generate", "-m", str(path), "--temp", "2", "--seed", "3"]
     assert "the model ended its text" in run(*arguments, "-p", "x", "-n", "150").notes
@@ -70,7 +70,7 @@ def test_a_long_prompt_can_be_read_exactly(tiny: Path) -> None:
 
 
 @real
-def test_reader_that_leaves_early(tiny: Path) -> None:
+def test_a_closed_pipe_ends_the_program(tiny: Path) -> None:
     program = start_program("generate", "-m", tiny, "-p", "Once upon", "--no-loop-guard", *ENDLESS)
     assert program.stdout is not None
     assert program.stderr is not None

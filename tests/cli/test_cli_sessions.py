@@ -1,68 +1,58 @@
-"""`pyh2o sessions`: what is saved is listed, copied, exported and removed."""
+"""`pyh2o sessions`: list, search, rename, remove, copy, export and import saved texts."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from cli_fakes import Output, run
-from pyh2o.sessions.chats import locked, open_chats
+from pyh2o.sessions.chats import open_chats
 from pyh2o.sessions.story import Story
-from scripted_chat import ScriptedModel, answers_of
+from scripted_chat import ScriptedModel, answers_of, held, titles
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-@contextmanager
-def held(name: str) -> Iterator[None]:
-    """Open a session as another chat does."""
-    with open_chats() as database:
-        text = database.find(name)
-        assert text is not None
-        with locked(database, text):
-            yield
-
-
 @pytest.fixture
 def chats(model: ScriptedModel, tmp_path: Path) -> Path:
-    """The folder of saved chats, with one that is called work."""
+    """Return the folder of saved chats, which has one with the name work."""
     model.say("Hi")
     assert run("chat", "--session", "work", stdin="Hello\n").code == 0
     return tmp_path / "chats"
 
 
-def names() -> list[str]:
-    with open_chats() as database:
-        return sorted(text.title for text in database.texts())
-
-
-def test_sessions_are_listed_and_removed(model: ScriptedModel, tmp_path: Path) -> None:
+def test_sessions_are_listed_renamed_and_removed(model: ScriptedModel, tmp_path: Path) -> None:
     chats = tmp_path / "chats"
     empty = f"no saved sessions in {chats} yet: `pyh2o chat` saves each turn\n"
     assert run("sessions", "list") == Output(0, "", empty)
-    model.say(*["a"] * 3)
+    model.say("a", "a")
     run("chat", "--session", "work", stdin="Hello\\\nyou\nWho?\n")
-    run("chat", "--session", "any/title: it is", stdin=f"{'word ' * 20}\n")
+    with open_chats() as database:
+        Story(model.llm, "Once the fox", echo=True).keep_in(database, f"{'word ' * 12}end")
     listed = run("sessions", "list")
     today = time.strftime("%Y-%m-%d")
+    n_talk, n_tale = (
+        model.n_text(("Hello\nyou", "a"), ("Who?", "a")),
+        len(model.llm.tokenize(b"Once the fox")),
+    )
+    title = f"{'word ' * 11}wo..."
     assert re.sub(r" \d\d:\d\d ", " ", listed.text) == (
-        f"any/title: it is  {today}     1 turn  {'word ' * 11}wo...\n"
-        f"work              {today}    2 turns  Hello you\n"
+        f"{title}  story  {today}       {n_tale} tokens\n"
+        f"{'work':{len(title)}}  chat   {today}       {n_talk} tokens  0.1 MiB cache\n"
     )
     assert listed.notes == f"2 in {chats / 'chats.db'}\n"
     assert run("sessions") == listed
-    assert run("sessions", "rm", "work", "nope") == Output(
+    assert run("sessions", "rename", "work", "plans/2026?").notes == "renamed work to plans/2026?\n"
+    assert run("sessions", "remove", "plans/2026?", "nope") == Output(
         1, "", "error: unknown session nope: see `pyh2o sessions list`\n"
     )
-    assert "work" in names()
-    assert run("sessions", "rm", "work") == Output(0, "", "removed work\n")
-    assert names() == ["any/title: it is"]
+    assert "plans/2026?" in titles()
+    assert run("sessions", "remove", "plans/2026?") == Output(0, "", "removed plans/2026?\n")
+    assert titles() == [f"{'word ' * 12}end"]
 
 
 def test_a_session_is_copied(model: ScriptedModel, chats: Path) -> None:
@@ -81,21 +71,34 @@ def test_a_session_is_copied(model: ScriptedModel, chats: Path) -> None:
         (("open", "new"), "session open is open in another chat: close that one first"),
     ],
 )
-def test_copies_that_are_refused(chats: Path, names: tuple[str, str], message: str) -> None:
+def test_invalid_copies_are_refused(chats: Path, names: tuple[str, str], message: str) -> None:
     for name in ("other", "open"):
         run("sessions", "copy", "work", name)
     with held("open"):
         assert run("sessions", "copy", *names) == Output(1, "", f"error: {message}\n")
 
 
-def test_an_exported_session_goes_on_by_load(model: ScriptedModel, chats: Path) -> None:
-    assert run("sessions", "export", "work", "exported.h2o") == Output(
-        0, "", "exported work to exported.h2o: resume it with /load\n"
-    )
-    run("sessions", "rm", "work")
+@pytest.mark.parametrize("cache", [(), ("--cache",)])
+def test_an_exported_session_is_loaded_and_imported(
+    model: ScriptedModel, chats: Path, cache: tuple[str, ...]
+) -> None:
+    exported = run("sessions", "export", "work", "exported.h2o", *cache)
+    assert exported == Output(0, "", "exported work to exported.h2o\n")
+    assert Path("exported.h2o.kv").exists() == bool(cache)
     model.say("Ho")
-    assert run("chat", stdin="/load exported.h2o\nWho?\n").text == "Ho\n"
-    assert answers_of() == [("Hello", "Hi"), ("Who?", "Ho")]
+    n_text = model.n_text(("Hello", "Hi"))
+    again = f"{n_text} tokens will be read again with the next message (its KV cache was not saved)"
+    output = run("chat", stdin="/load exported.h2o\nWho?\n")
+    assert (output.text, again in output.notes) == ("Ho\n", not cache)
+    run("sessions", "export", "work", "work.json")
+    output = run("sessions", "import", "exported.h2o", "work.json")
+    assert output.notes == (
+        "imported work (2) from exported.h2o\nimported work (3) from work.json\n"
+    )
+    for name in ("work (2)", "work (3)"):
+        model.say("Ho")
+        run("chat", "--session", name, stdin="Who?\n")
+        assert answers_of() == [("Hello", "Hi"), ("Who?", "Ho")]
 
 
 @pytest.mark.parametrize(
@@ -105,13 +108,15 @@ def test_an_exported_session_goes_on_by_load(model: ScriptedModel, chats: Path) 
         ("work", ".", ". exists: give another name"),
         ("work", "nowhere/new", "cannot use the session file nowhere/new: No such file"),
         ("open", "new", "session open is open in another chat: close that one first"),
+        ("work", "new.md", "new.md has no cache, as it is exported as markdown: remove --cache"),
     ],
 )
-def test_exports_that_are_refused(chats: Path, name: str, file: str, message: str) -> None:
+def test_invalid_exports_are_refused(chats: Path, name: str, file: str, message: str) -> None:
     run("sessions", "copy", "work", "open")
     Path("precious").write_text("old")
     with held("open"):
-        output = run("sessions", "export", "--", name, file)
+        cache = ["--cache"] if file == "new.md" else []
+        output = run("sessions", "export", *cache, "--", name, file)
     assert (output.code, output.text, output.notes.count("\n")) == (1, "", 1)
     assert output.notes.startswith(f"error: {message}")
     assert sorted(path.name for path in Path().iterdir()) == ["chats", "precious"]
@@ -161,7 +166,7 @@ Hi there
 @pytest.mark.parametrize(
     ("name", "form", "expected"), [("a.txt", "text", TEXT), ("a.MD", "markdown", MARKDOWN)]
 )
-def test_export_of_what_was_said(tmp_path: Path, name: str, form: str, expected: str) -> None:
+def test_messages_are_exported_as_text(tmp_path: Path, name: str, form: str, expected: str) -> None:
     assert run("sessions", "export", "talk", name) == Output(
         0, "", f"exported talk to {name} as {form}\n"
     )
@@ -172,7 +177,7 @@ def test_export_of_what_was_said(tmp_path: Path, name: str, form: str, expected:
 
 
 @pytest.mark.usefixtures("talk")
-def test_export_for_programs() -> None:
+def test_messages_are_exported_as_json() -> None:
     assert run("sessions", "export", "talk", "a.json").code == 0
     about = json.loads(Path("a.json").read_text(encoding="utf-8"))
     sampling = about.pop("sampling")
@@ -191,7 +196,7 @@ def test_export_for_programs() -> None:
 
 
 @pytest.mark.usefixtures("talk")
-def test_export_to_standard_output() -> None:
+def test_messages_are_exported_to_standard_output() -> None:
     assert run("sessions", "export", "talk", "-") == Output(0, TEXT, "")
 
 

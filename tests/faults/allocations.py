@@ -1,12 +1,11 @@
-"""Fails every allocation of our C++ once, and looks at what becomes of it.
+"""Let every allocation of our C++ fail once, and check the outcome.
 
     python tests/faults/allocations.py
 
 A model with a tiny cache is loaded, reads, compacts, archives, recalls, is saved and loaded again.
-In the middle of each allocation the process is forked: it fails in the fork, and the life that is
-forked from goes on with the memory. An error has to come up in the fork. Then, and where none
-does, the model must be usable: what it has can be saved and loaded, the text is begun anew, and the
-logits are those of a model for which nothing failed.
+In each allocation the process is forked. The allocation fails in the fork and succeeds in the
+parent. In the fork an error must be raised, or the logits must be right. Afterwards the model must
+be usable: its state can be saved and loaded, and another text has the right logits.
 """
 
 from __future__ import annotations
@@ -21,21 +20,20 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-# before NumPy is loaded: threads do not come along with a fork
+# before NumPy is loaded: forks have no other threads
 os.environ |= {"PYH2O_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 import numpy as np
 
-from failing_new import CHECKOUT, SOURCE, FailingNew, our_calls, watch_our_functions
-from faulty_process import in_front_of_libraries
+from failing_new import CHECKOUT, FailingNew, our_calls, preload, watch_our_functions
 from forked_folder import ForkedFolder
 from forks import Fork, allow_seconds, answer_of, in_fork, returned
 
 N_VOCAB = 384
 CACHE = {"hh": 22, "recent": 9, "slack": 7, "n_ctx": 128, "n_batch": 16, "recall": 8}
 SECONDS = 20
-"""Of the processor's time that a fork may take."""
-# Arguments of write_tiny_gguf, and of the cache.
+"""Maximum processor time of a fork."""
+# Arguments of write_tiny_gguf, and settings of the cache.
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "far": ({}, {"policy": "h2o-far"}),
     "snap": ({"head_size": 64}, {"policy": "snap", "type": 8, "recall": 0}),
@@ -43,35 +41,35 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "recurrent": ({"arch_variant": "lfm2", "n_layer": 4}, {"policy": "h2o", "recall": 0}),
     "exact": ({}, {"policy": "snap:queries=8", "prefill": "exact", "recall": 0}),
     "file": ({}, {"policy": "h2o-far", "recall_archive": "files/archive"}),
-    "session": ({}, {"policy": "h2o-mean", "recall_type": "q4_0", "session": "files/session"}),
+    "mean": ({}, {"policy": "h2o-mean", "recall_type": "q4_0"}),
     "latent": ({"arch_variant": "mla"}, {"policy": "roco", "recall_type": "f16"}),
 }
 FOLDER = Path("files")
 
 
 def main() -> int:
-    """Run the trials; 1 if any of them found something."""
+    """Run the trials; return 1 if any of them found something."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     kinds = f"kinds of caches: {', '.join(KINDS)}; all of them"
     parser.add_argument("cache", nargs="*", choices=[*KINDS, []], metavar="cache", help=kinds)
-    parser.add_argument("--every", type=int, default=1, help="only each so many-th allocation")
-    parser.add_argument("--kinds", action="store_true", help="count one of each call stack only")
-    parser.add_argument("--at", type=int, help="only this one, as it was told, with its calls")
+    parser.add_argument("--every", type=int, default=1, help="try one of this many allocations")
+    parser.add_argument("--kinds", action="store_true", help="only the first of each call stack")
+    parser.add_argument("--at", type=int, help="try only this allocation, and print its calls")
     options = parser.parse_args()
-    in_front_of_libraries(SOURCE)
+    preload()
     with tempfile.TemporaryDirectory(prefix="pyh2o-allocations-") as name:
         return try_all(options, Path(name))
 
 
 def try_all(options: argparse.Namespace, work: Path) -> int:
-    """The trials of each kind of cache."""
+    """Run the trials of each kind of cache."""
     os.environ |= {"PYH2O_CONFIG": os.devnull, "PYH2O_GPU_LAYERS": "0"}
     sys.path.insert(0, str(CHECKOUT / "tests" / "helpers"))
-    os.chdir(work)  # of archives
+    os.chdir(work)  # archives are there
     from pyh2o.core.locks import ModelLock
     from tiny_gguf import write_tiny_gguf
 
-    ModelLock.forked = False  # whoever made the fork waits, and does not use the model meanwhile
+    ModelLock.forked = False  # the parent waits, and does not use the model meanwhile
     watch_our_functions()
     n_wrong = 0
     for name in options.cache or KINDS:
@@ -82,7 +80,7 @@ def try_all(options: argparse.Namespace, work: Path) -> int:
 
 
 def try_kind(name: str, path: Path, settings: dict[str, Any], options: argparse.Namespace) -> int:
-    """The trials of one kind of cache; returns how many found something."""
+    """Run the trials of one kind of cache; return how many found something."""
     started = time.monotonic()
     folder = ForkedFolder(FOLDER)
     calm = in_fork(lambda: life(path, settings, None))
@@ -98,13 +96,13 @@ def try_kind(name: str, path: Path, settings: dict[str, Any], options: argparse.
 
 
 class Trials:
-    """Those of the allocations in one life of a model.
+    """The trials of one kind of cache.
 
     Args:
-        name: of the kind of cache.
-        settings: of the cache.
-        folder: of the model's files.
-        calm: what becomes of a model for which nothing fails.
+        name: the kind of cache.
+        settings: settings of the cache.
+        folder: the model's files.
+        calm: the outcome if nothing fails.
         options: which allocations are tried.
     """
 
@@ -125,9 +123,9 @@ class Trials:
         self._fork: Fork | None = None
 
     def of_life(self, path: Path) -> dict[str, Any]:
-        """Live, and fork wherever an allocation is tried; what was found, and how many there were.
+        """Use a model, with a fork for each tried allocation; return the outcomes and their number.
 
-        In each fork this does not return: it tells what became of its own life.
+        In a fork this does not return, but sends its outcome.
         """
         failing = FailingNew(self._fails, kinds=self._options.kinds)
         outcome = returned(lambda: life(path, self._settings, failing))
@@ -164,26 +162,26 @@ class Trials:
         self._found[kind.split(":")[0]] += 1
 
     def _wrong(self, outcome: dict[str, Any]) -> str | None:
-        """What is wrong with what became of a life."""
+        """Return what is wrong with an outcome, or None."""
         if "wrong" in outcome:
             return str(outcome["wrong"])
         if outcome["again"] != self._calm["again"]:
             return f"another text has other logits, after {outcome['error']}"
-        said = outcome["error"] or outcome["trouble"]
-        if not said and outcome["logits"] != self._calm["logits"]:
-            return "other logits, and nothing was said"
+        error = outcome["error"] or outcome["trouble"]
+        if not error and outcome["logits"] != self._calm["logits"]:
+            return "other logits without an error"
         return None
 
 
 def life(path: Path, settings: dict[str, Any], failing: FailingNew | None) -> dict[str, Any]:
-    """Of a model whose allocations may fail: what came up, and its logits."""
+    """Use a model whose allocations may fail; return its error and logits."""
     from pyh2o.errors import PyH2OError
 
     llm, error, logits = None, None, b""
     try:
         with failing or contextlib.nullcontext():
             llm = loaded(path, settings)
-            logits = used(llm, settings)
+            logits = used(llm)
     except (PyH2OError, MemoryError, RuntimeError, ValueError) as raised:
         error = f"{type(raised).__name__}: {raised}"
     trouble = "" if llm is None else llm.text.archive_trouble
@@ -192,7 +190,7 @@ def life(path: Path, settings: dict[str, Any], failing: FailingNew | None) -> di
     elif error is not None:
         save_and_load(llm)
     llm.reset()
-    again = used(llm, settings)
+    again = used(llm)
     llm.close()
     digest = [hash(each) for each in (logits, again)]
     return {"error": error, "trouble": trouble, "logits": digest[0], "again": digest[1]}
@@ -201,13 +199,13 @@ def life(path: Path, settings: dict[str, Any], failing: FailingNew | None) -> di
 def loaded(path: Path, settings: dict[str, Any]) -> Any:
     from tiny_llama import tiny_llama
 
-    given = {name: value for name, value in settings.items() if name not in ("type", "session")}
+    given = {name: value for name, value in settings.items() if name != "type"}
     kind = settings.get("type", 0)  # f32
     return tiny_llama(path, type_k=kind, type_v=kind, **given)
 
 
-def used(llm: Any, settings: dict[str, Any]) -> bytes:
-    """The logits of a text, in whose course all is done that a text can have done to it."""
+def used(llm: Any) -> bytes:
+    """Do all operations with a text, and return its logits."""
     tokens = np.random.default_rng(5).integers(3, N_VOCAB, 200).tolist()
     llm.text.cache.pin(3)
     llm.share_fairly([20])
@@ -228,15 +226,13 @@ def used(llm: Any, settings: dict[str, Any]) -> bytes:
     marked = llm.n_tokens
     llm.eval(tokens[130:134])
     llm.text.remove_tail(marked)
-    if "session" in settings:
-        save_and_open(llm, Path(settings["session"]))
     llm.text.read(tokens[130:190])
     pointer = llm._ctx.get_logits()
     return np.ctypeslib.as_array(pointer, (N_VOCAB,)).tobytes()
 
 
 def save_and_load(llm: Any) -> None:
-    """What is saved after an error can be loaded; what was changed by half is not saved."""
+    """Load the state after an error; a half-changed text has none."""
     from pyh2o.errors import StateError
 
     try:
@@ -244,20 +240,6 @@ def save_and_load(llm: Any) -> None:
     except StateError:
         return
     llm.load_kv_state(state, llm.input_ids[: llm.n_tokens].copy())
-
-
-def save_and_open(llm: Any, session: Path) -> None:
-    """As sessions are saved and opened, first with their archive, then without it."""
-    from pyh2o.system.archives import of_session
-
-    tokens = llm.input_ids[: llm.n_tokens].tolist()
-    with llm.text.archive.saving(session) as text:
-        state = llm.kv_state()
-    for is_there in (True, False):
-        if not is_there:
-            of_session(session).unlink(missing_ok=True)
-        llm.text.archive.open_saved(session, text)
-        llm.load_kv_state(state, tokens)
 
 
 if __name__ == "__main__":

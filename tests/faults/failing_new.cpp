@@ -1,6 +1,5 @@
-// Memory that runs out, for libraries that are tested: loaded in front of the C++ library
-// (LD_PRELOAD). Of the allocations with `new` that functions at given addresses make, or that are
-// made for them, each is asked about; the first one that is told to fail is the only one that does.
+// A failing operator new, preloaded before the C++ library (LD_PRELOAD). A callback decides about each allocation by
+// functions at given addresses, or on their behalf; the first one that it selects fails, and no other.
 
 #include <execinfo.h>
 
@@ -20,15 +19,15 @@ struct range {
     uintptr_t end;
 };
 
-constexpr int DEPTH = 12; // calls between an allocation and the function that it is for
+constexpr int DEPTH = 12; // maximum calls between a function and its allocation
 
 std::vector<range> ours;   // sorted
-std::vector<range> theirs; // sorted; what they allocate for us is theirs
+std::vector<range> theirs; // sorted; their allocations do not count
 std::atomic<bool> is_armed;
 std::atomic<long> n_done;
-std::atomic<int (*)(long)> told_to_fail;
-std::atomic<bool> counts_kinds; // of one call stack only the first allocation counts
-thread_local bool is_looking;   // what is done here may allocate
+std::atomic<int (*)(long)> callback;
+std::atomic<bool> counts_kinds; // count only the first allocation of a call stack
+thread_local bool is_looking;   // this library may allocate itself
 
 std::unordered_set<uint64_t> & seen() {
     static std::unordered_set<uint64_t> stacks;
@@ -56,7 +55,7 @@ bool is_new(void * const * frames, int n_frames) {
     return seen().insert(stack).second;
 }
 
-// Whether the caller of new is one of ours, and of another call stack than before if that counts.
+// Whether the caller of new is ours and, with counts_kinds, the call stack is new.
 bool counts() {
     void * frames[DEPTH];
     const int n_frames = backtrace(frames, DEPTH);
@@ -70,7 +69,7 @@ bool fails() {
     }
     is_looking        = true;
     const int error   = errno;
-    const bool answer = counts() && told_to_fail.load()(n_done++);
+    const bool answer = counts() && callback.load()(n_done++);
     errno             = error;
     is_looking        = false;
     if (answer) {
@@ -99,7 +98,7 @@ void * allocated_or_thrown(size_t size, size_t alignment) {
 
 extern "C" {
 
-// `ranges`: begin and end of each of our functions, sorted, and behind `n_ours` of them those of libraries that are not ours.
+// ranges: begin and end of each of our functions, sorted, followed by those of the libraries that do not count.
 void failing_watch(const uintptr_t * ranges, long n_ours, long n_theirs) {
     ours.clear();
     theirs.clear();
@@ -107,20 +106,20 @@ void failing_watch(const uintptr_t * ranges, long n_ours, long n_theirs) {
         (i < n_ours ? ours : theirs).push_back({ ranges[2 * i], ranges[2 * i + 1] });
     }
     void * frames[1];
-    backtrace(frames, 1); // loads what it needs
+    backtrace(frames, 1); // loads its library
 }
 
-// Allocations are counted from here on, and `fails` is asked about each, by its number from 0, until one fails. With `kinds`
-// only the first of each call stack counts, in one thread.
+// Starts to count allocations. fails() decides about each by its number from 0, until one fails. With kinds only the first
+// of each call stack counts, in one thread.
 void failing_arm(int (*fails)(long), int kinds) {
     seen().clear();
     counts_kinds = kinds != 0;
     n_done       = 0;
-    told_to_fail = fails;
+    callback     = fails;
     is_armed     = true;
 }
 
-// The number of allocations since then.
+// Stops, and returns the number of allocations.
 long failing_disarm(void) {
     is_armed = false;
     return n_done;

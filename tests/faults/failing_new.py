@@ -1,8 +1,7 @@
-"""Says which allocations fail: the Python side of failing_new.cpp.
+"""Choose which allocations fail: the Python side of failing_new.cpp.
 
-Which of them are ours is known from the call stack: the function is one of ours, or one of
-llama.cpp's or the standard library's that ours has called; ggml's own are not looked at.
-So it needs the library with its symbols, which is in the build folder.
+An allocation is ours if one of our functions makes it, or llama.cpp or the standard library called
+by one; those of ggml do not count. This needs the library with symbols from the build folder.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,18 +22,19 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 CHECKOUT = Path(__file__).parents[2]
 LIBRARY = "libllama.so"
 MOST_CALLS = 100
+_PREFIX = "pyh2o-failing-"
 _ASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_long)
 
 
 class FailingNew:
-    """Asks about each of our allocations whether it fails, until one of them does.
+    """A context manager that lets one of our allocations fail.
 
     Args:
-        fails: is asked, in the middle of the allocation; gets its number, from 0.
-        kinds: only the first one of each call stack counts.
+        fails: returns whether an allocation fails, by its number from 0; called in the allocation.
+        kinds: count only the first allocation of each call stack.
 
     Attributes:
-        n: allocations that were counted.
+        n: number of counted allocations.
     """
 
     def __init__(self, fails: Callable[[int], bool], *, kinds: bool) -> None:
@@ -47,7 +48,7 @@ class FailingNew:
     def _asked(self, number: int) -> int:
         try:
             return self._fails(number)
-        except BaseException:  # nobody would notice
+        except BaseException:  # ctypes would ignore it
             traceback.print_exc()
             os._exit(1)
 
@@ -59,8 +60,30 @@ class FailingNew:
         self.n = self._shim.failing_disarm()
 
 
+def preload() -> None:
+    """Compile failing_new.cpp, and start this program again with it loaded before all libraries."""
+    loaded = os.environ.pop("LD_PRELOAD", "")  # not for programs that this one starts
+    if Path(loaded).name.startswith(_PREFIX):
+        Path(loaded).unlink()
+        return
+    # a path in LD_PRELOAD must not have blanks, which other folders may have
+    handle, library = tempfile.mkstemp(prefix=_PREFIX, suffix=".so", dir="/tmp")
+    os.close(handle)
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared"]
+    try:
+        subprocess.run(["c++", *flags, "-o", library, str(SOURCE), "-ldl"], check=True)
+    except BaseException:
+        Path(library).unlink()
+        raise
+    os.execve(
+        sys.executable,
+        [sys.executable, *sys.orig_argv[1:]],
+        {**os.environ, "LD_PRELOAD": library},
+    )
+
+
 def watch_our_functions() -> None:
-    """Tell the library whose allocations are ours; what ggml allocates for us is its own."""
+    """Pass the address ranges of our functions and of ggml to the library."""
     ours = sorted(_our_functions())
     theirs = sorted((begin, end) for _, begin, end in _mapped("libggml"))
     ranges = np.array(ours + theirs, dtype=np.uintp)
@@ -72,7 +95,7 @@ def watch_our_functions() -> None:
 
 
 def our_calls() -> str:
-    """The functions of the library that this is called from, a line each, the innermost first."""
+    """Return the calling functions of the library, one per line, innermost first."""
     library, begin, end = _with_symbols()
     frames = (ctypes.c_void_p * MOST_CALLS)()
     n = ctypes.CDLL(None).backtrace(frames, MOST_CALLS)
@@ -81,7 +104,7 @@ def our_calls() -> str:
 
 
 def _our_functions() -> Iterator[tuple[int, int]]:
-    """Begin and end of each of our functions in the library that is loaded."""
+    """Yield begin and end of each of our functions in the loaded library."""
     import llama_cpp  # noqa: F401
 
     library, base, _ = _with_symbols()
@@ -93,7 +116,7 @@ def _our_functions() -> Iterator[tuple[int, int]]:
 
 
 def _with_symbols() -> tuple[Path, int, int]:
-    """The build of the library that is loaded, and begin and end of where that is in memory."""
+    """Return the build with symbols of the loaded library, and its address range."""
     [(installed, begin, end)] = _mapped(LIBRARY)
     build = _build_id(installed)
     found = [each for each in CHECKOUT.glob(f"build/*/bin/{LIBRARY}") if _build_id(each) == build]
@@ -103,7 +126,7 @@ def _with_symbols() -> tuple[Path, int, int]:
 
 
 def _mapped(name: str) -> list[tuple[Path, int, int]]:
-    """Files of this name that are in memory: each with the begin and the end of where it is."""
+    """Return mapped files whose names start with `name`, with their address ranges."""
     found: dict[Path, tuple[int, int]] = {}
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = Path(line.split()[-1])

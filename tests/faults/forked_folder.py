@@ -1,7 +1,7 @@
-"""A folder of files that a process has open, locked and in memory: each fork gets one of its own.
+"""A folder of open, locked and mapped files, of which each fork gets its own copy.
 
-Of what is open, parent and child share one lock, one place in the file, and memory that is the
-file's. So a copy takes the folder's name while the child lives, and there all that is the copy's.
+Parent and child share the lock, position and mapping of an open file. So a copy has the folder's
+name while the child lives, and the child opens and maps the copy instead.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _C.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctype
 
 
 class ForkedFolder:
-    """A folder of files that are only read where they are memory.
+    """A folder of files whose mappings are only read.
 
     Args:
-        path: its name; it is made anew.
+        path: the folder, which is emptied.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,35 +34,35 @@ class ForkedFolder:
         self._path.mkdir()
 
     def copy(self) -> None:
-        """Before the fork: a copy takes its name."""
+        """Give the folder's name to a copy, before the fork."""
         self._path.rename(self._parents)
         shutil.copytree(self._parents, self._path)
 
     def enter_copy(self) -> None:
-        """In the child: what it has of the parent's files it has of their copies from here on."""
+        """Replace the parent's open files by their copies, in the child."""
         for file, descriptors in self._open_files().items():
             copy = os.open(self._path / file.relative_to(self._parents), os.O_RDWR)
             fcntl.flock(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for begin, size, offset in _mappings(file):
                 flags = mmap.MAP_SHARED | _MAP_FIXED
                 if _C.mmap(begin, size, mmap.PROT_READ, flags, copy, offset) != begin:
-                    raise OSError(ctypes.get_errno(), "the copy cannot be memory", str(file))
+                    raise OSError(ctypes.get_errno(), "cannot map the copy", str(file))
             for descriptor in descriptors:
                 os.dup2(copy, descriptor, inheritable=False)
             os.close(copy)
 
     def drop_copy(self) -> None:
-        """After the child's end: the folder has its name again."""
+        """Remove the copy and restore the folder's name, after the child has ended."""
         shutil.rmtree(self._path)
         self._parents.rename(self._path)
 
     def _open_files(self) -> dict[Path, list[int]]:
-        """The parent's files, each with its descriptors."""
+        """Return the parent's open files with their descriptors."""
         found: dict[Path, list[int]] = {}
         for link in list(Path("/proc/self/fd").iterdir()):
             try:
                 file = link.readlink()
-            except FileNotFoundError:  # of the folder that was listed
+            except FileNotFoundError:  # the descriptor of this listing
                 continue
             if self._parents in file.parents:
                 found.setdefault(file, []).append(int(link.name))
@@ -70,7 +70,7 @@ class ForkedFolder:
 
 
 def _mappings(file: Path) -> Iterator[tuple[int, int, int]]:
-    """Address, size and place in the file of each."""
+    """Yield address, size and file offset of each mapping."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         if line.endswith(f" {file}"):
             addresses, _, offset, *_ = line.split()

@@ -1,6 +1,6 @@
-"""Copies of this process that try what may end it, and tell what they find out.
+"""Forks of this process for work that may end the process.
 
-Whoever makes one has a single thread: no other comes along, and a lock that it held stays locked.
+The process must have a single thread: a fork has no others, and their locks would stay locked.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 PATIENCE = 300
-"""Seconds after which a fork hangs that takes no time of the processor."""
+"""Seconds after which a fork that uses no processor time is ended."""
 
 
 class Fork:
-    """A copy of this process from here on, which tells this one something: lines of JSON."""
+    """A copy of this process, which sends results as lines of JSON."""
 
     def __init__(self) -> None:
-        sys.stdout.flush()  # or both would write what is still to be written
+        sys.stdout.flush()  # otherwise both write what is buffered
         sys.stderr.flush()
-        get, give = os.pipe()
+        read_end, write_end = os.pipe()
         self._pid = os.fork()
-        os.close(get if self.is_here else give)
-        self._pipe = os.fdopen(give, "w") if self.is_here else os.fdopen(get)
+        os.close(read_end if self.is_here else write_end)
+        self._pipe = os.fdopen(write_end, "w") if self.is_here else os.fdopen(read_end)
         if self.is_here:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     @property
     def is_here(self) -> bool:
-        """Whether this process is the copy."""
+        """Whether this process is the fork."""
         return self._pid == 0
 
-    def tell(self, answer: dict[str, Any]) -> None:
-        """Tell the process that made this one."""
+    def send(self, answer: dict[str, Any]) -> None:
+        """Send a result to the parent."""
         print(json.dumps(answer), file=self._pipe, flush=True)
 
     def leave(self, answer: dict[str, Any]) -> NoReturn:
-        """Tell it, and end."""
-        self.tell(answer)
+        """Send a result, and end the fork."""
+        self.send(answer)
         os._exit(0)
 
     def answers(self) -> Iterator[dict[str, Any]]:
-        """What it tells until it ends."""
+        """Return the results that the fork sends until it ends."""
         return map(json.loads, self._pipe)
 
     def end(self) -> str | None:
-        """Wait for its end; returns what it ended by, or None if it ended well."""
+        """Wait for the end; return the signal or exit code, or None for success."""
         self._pipe.close()
         _, status = os.waitpid(self._pid, 0)
         code = os.waitstatus_to_exitcode(status)
@@ -59,16 +59,16 @@ class Fork:
 
 
 def answer_of(fork: Fork) -> dict[str, Any]:
-    """The only answer of a fork; `wrong` says how it ended without one."""
+    """Return the only result of a fork; `wrong` says how it ended without one."""
     answers = list(fork.answers())
     ended = fork.end()
     if ended is not None or len(answers) != 1:
-        return {"wrong": f"it ended by {ended}, with {len(answers)} answers"}
+        return {"wrong": f"the fork ended with {ended} and {len(answers)} results"}
     return answers[0]
 
 
 def in_fork(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What something returns in a fork; `wrong` says what it raised or how it ended."""
+    """Return what a function returns in a fork; `wrong` has its exception or how it ended."""
     fork = Fork()
     if fork.is_here:
         fork.leave(returned(work))
@@ -76,7 +76,7 @@ def in_fork(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def returned(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What something returns; `wrong` says what it raised."""
+    """Return what a function returns; `wrong` has its exception."""
     try:
         return work()
     except BaseException as error:
@@ -84,7 +84,7 @@ def returned(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def allow_seconds(seconds: int) -> None:
-    """Let the kernel end this process if what comes next takes more of the processor's time."""
+    """Let the kernel end this process after this much more processor time."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     until = int(usage.ru_utime + usage.ru_stime) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gguf_image import Image
 
 HELPERS = Path(__file__).parents[1] / "helpers"
-# What is written of a model: arguments of write_tiny_gguf.
+# Arguments of write_tiny_gguf.
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama of q8_0": {"dtype": 8},
@@ -53,30 +53,30 @@ CACHE = {"n_ctx": 64, "n_batch": 16, "n_ubatch": 16, "n_threads": 1, "n_threads_
 FILES_OF_A_FORK = 200
 ADDRESS_SPACE = 4 << 30
 SECONDS = 2
-"""Of the processor's time that a file may take."""
+"""Maximum processor time of a file."""
 TEXT = b"Once upon a time, in a town by the sea, there lived a clockmaker."
-# What is told of a process that ended.
+# Error messages of a process that ended.
 _LAST_WORDS = re.compile(r"(?:GGML_ASSERT|GGML_ABORT|fatal error|what\(\):|terminate called).*")
 _PLACE = re.compile(r"([\w-]+\.(?:cpp|c|h)):(\d+): (.*)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trials; 1 if any of them found something."""
+    """Run the trials; return 1 if any of them found something."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--files", type=int, default=1000, help="in all")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="no new fork after")
+    parser.add_argument("--files", type=int, default=1000, help="number of files (default 1000)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit")
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--repeat", help="one file: SEED:NUMBER, as it was told")
+    parser.add_argument("--repeat", help="one file: SEED:NUMBER, as printed")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="pyh2o-headers-") as name:
         return try_all(options, Path(name))
 
 
 def try_all(options: argparse.Namespace, work: Path) -> int:
-    """The trials; 1 if any of them found something."""
+    """Run the trials; return 1 if any of them found something."""
     os.environ |= {"PYH2O_CONFIG": os.devnull, "PYH2O_GPU_LAYERS": "0", "GGML_NO_BACKTRACE": "1"}
     sys.path.insert(0, str(HELPERS))
-    # what all forks need
+    # imported before the first fork
     import gguf_mutations  # noqa: F401
     import pyh2o.models.damage  # noqa: F401
 
@@ -111,16 +111,16 @@ NAMES = {
     "refused": "refused by us",
     "llama.cpp": "refused by llama.cpp",
     "loaded": "loaded",
-    "nan": "with attention or logits that are no numbers",
-    "both": "that end the process with llama_cpp's class, too",
-    "ours": "that end it with ours only",
+    "nan": "with attention or logits that are not finite",
+    "both": "that end the process also with llama_cpp's class",
+    "ours": "that end it only with ours",
     "wrong": "wrong",
 }
-"""Of what becomes of a file."""
+"""Descriptions of the outcomes."""
 
 
 def tiny_images(work: Path) -> list[Image]:
-    """One of each kind of model."""
+    """Return a model of each kind."""
     from gguf import GGMLQuantizationType
 
     from gguf_image import read_image
@@ -135,7 +135,7 @@ def tiny_images(work: Path) -> list[Image]:
 
 
 def damaged(images: Sequence[Image], seed: int, number: int) -> tuple[bytes, str]:
-    """A file by its number, and what was done to it."""
+    """Return the file with this number, and its mutations."""
     from gguf_mutations import mutated
 
     rng = random.Random(f"{seed} {number}")
@@ -152,7 +152,7 @@ def damaged(images: Sequence[Image], seed: int, number: int) -> tuple[bytes, str
 def results_of_fork(
     images: Sequence[Image], seed: int, numbers: range, work: Path
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """What becomes of files in one fork, as far as it gets; the one that ends it is the last."""
+    """Yield the outcome of each file in one fork, until a file ends the fork."""
     fork = Fork()
     if fork.is_here:
         in_quiet_process(work / "log", lambda: try_files(images, seed, numbers, work, fork))
@@ -166,39 +166,39 @@ def results_of_fork(
 
 
 def try_files(images: Sequence[Image], seed: int, numbers: range, work: Path, fork: Fork) -> None:
-    """Try one after the other, and tell of each."""
+    """Load the files one after the other, and send each outcome."""
     for number in numbers:
         path = write_anew(work / "damaged.gguf", damaged(images, seed, number)[0])
-        fork.tell(outcome(lambda path=path: use_ours(path)))  # type: ignore[misc]
+        fork.send(outcome(lambda path=path: use_ours(path)))  # type: ignore[misc]
 
 
 def judged(images: Sequence[Image], seed: int, number: int, work: Path) -> dict[str, str]:
-    """How a file ended the process: by itself or after others, with ours only or with both."""
+    """Return how a file ended the process: alone or after others, with our class or both."""
     content, what = damaged(images, seed, number)
     path = write_anew(work / "damaged.gguf", content)
     ours = alone(lambda: use_ours(path, verbose=True), work)
     stock = alone(lambda: use_stock(path), work)
     if ours is None:
-        return {"kind": "ours", "text": f"{what}: it ended only after others in the same process"}
+        return {"kind": "ours", "text": f"{what}: it ended the process only after other files"}
     if stock is None:
         return {"kind": "ours", "text": f"{what}: {ours}"}
     return {"kind": "both", "text": stock}
 
 
 def repeat(images: Sequence[Image], seed: int, number: int, work: Path) -> int:
-    """Try one file with both classes, and tell all."""
+    """Load one file with both classes, and print the logs."""
     content, what = damaged(images, seed, number)
     path = write_anew(work / "damaged.gguf", content)
     print(what)
     for name, use in (("ours", use_ours), ("llama_cpp's", use_stock)):
         ended = alone(lambda use=use: print(outcome(lambda: use(path))), work)  # type: ignore[misc]
         print((work / "log").read_text(errors="replace"))
-        print(f"{name}: {ended or 'it stays alive'}")
+        print(f"{name}: {ended or 'no crash'}")
     return 0
 
 
 def alone(work: Callable[[], object], folder: Path) -> str | None:
-    """How a process ends that does one thing: None if well, or by an exception."""
+    """Run a function in a fork; return how it crashed, or None."""
     fork = Fork()
     if fork.is_here:
         in_quiet_process(folder / "log", lambda: (allow_seconds(SECONDS), work()))
@@ -215,7 +215,7 @@ def alone(work: Callable[[], object], folder: Path) -> str | None:
 
 
 def in_quiet_process(log: Path, work: Callable[[], object]) -> None:
-    """Do something with limits, and end the process; what is printed goes to a file."""
+    """Run a function with limits and output to a file, and end the process."""
     try:
         to = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         for standard in (1, 2):
@@ -228,7 +228,7 @@ def in_quiet_process(log: Path, work: Callable[[], object]) -> None:
 
 
 def write_anew(path: Path, content: bytes) -> Path:
-    """A new file by a name: models that were never closed have the old one mapped."""
+    """Write a new file: models that were never closed still map the old one."""
     path.unlink(missing_ok=True)
     path.write_bytes(content)
     return path
@@ -240,7 +240,7 @@ def write_anew(path: Path, content: bytes) -> Path:
 
 
 def outcome(use: Callable[[], bool]) -> dict[str, str]:
-    """What becomes of a file: its `kind`, and the `text` of what was raised."""
+    """Return the outcome of a file: its `kind`, and the `text` of the exception."""
     from pyh2o.core.failures import NO_NUMBERS
     from pyh2o.errors import PyH2OError
 
@@ -249,7 +249,7 @@ def outcome(use: Callable[[], bool]) -> dict[str, str]:
         return {"kind": "loaded" if use() else "nan", "text": ""}
     except (PyH2OError, RuntimeError) as error:
         text = str(error)
-        if text.startswith(NO_NUMBERS):  # a compaction needs numbers
+        if text.startswith(NO_NUMBERS):  # raised by a compaction
             return {"kind": "nan", "text": text}
         if "\n" in text or not isinstance(error, PyH2OError):
             return {"kind": "wrong", "text": f"{type(error).__name__}: {text!r}"}
@@ -259,7 +259,7 @@ def outcome(use: Callable[[], bool]) -> dict[str, str]:
 
 
 def use_ours(path: Path, *, verbose: bool = False) -> bool:
-    """Read a text, compact, put the state back and go on; whether the logits are numbers."""
+    """Read a text, compact, restore the state and continue; return whether logits are finite."""
     from pyh2o import Llama
 
     cache = {"hh": 8, "recent": 8, "slack": 8, **CACHE}
@@ -271,7 +271,7 @@ def use_ours(path: Path, *, verbose: bool = False) -> bool:
         llm = Llama(str(path), verbose=verbose, evict=False, **CACHE)
     with llm:
         tokens = some_tokens(llm)
-        if not llm._ctx.memory:  # encoders do not go on with a text
+        if not llm._ctx.memory:  # encoders do not continue texts
             return True
         llm.eval(tokens)
         finite = finite_logits(llm)
@@ -284,7 +284,7 @@ def use_ours(path: Path, *, verbose: bool = False) -> bool:
 
 
 def use_stock(path: Path) -> bool:
-    """The same with llama_cpp's class, whose cache is full."""
+    """Do the same with llama_cpp's class and its full cache."""
     import llama_cpp
 
     llm = llama_cpp.Llama(str(path), verbose=True, **CACHE)
@@ -299,7 +299,7 @@ def use_stock(path: Path) -> bool:
 
 
 def some_tokens(llm: Any) -> list[int]:
-    """A text, as long as the cache takes to be compacted."""
+    """Return enough tokens for a compaction."""
     tokens = llm.tokenize(TEXT) or [0]
     llm.detokenize(tokens[:20])
     n_vocab = llm.n_vocab()
@@ -307,7 +307,7 @@ def some_tokens(llm: Any) -> list[int]:
 
 
 def finite_logits(llm: Any) -> bool:
-    """Whether the logits of the last token are numbers."""
+    """Return whether the logits of the last token are finite."""
     logits = np.ctypeslib.as_array(llm._ctx.get_logits(), (llm.n_vocab(),))
     return bool(np.isfinite(logits).all())
 

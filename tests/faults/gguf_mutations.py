@@ -1,4 +1,4 @@
-"""What is done to the headers of GGUF files: values, types, keys, tensors, counts and bytes."""
+"""Mutations of the headers of GGUF files: values, types, keys, tensors, counts and bytes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ SIZES = (*INTEGERS, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 FLOATS = (0.0, -1.0, 1e-30, 1e30, 0.5, float("nan"), float("inf"), float("-inf"))
 WORDS = (b"", b"llama", b"gpt2", b"bert", b"t5", b"rwkv", b"none", b"no_vocab", b"plamo2", b"yarn")
 WORDS += (b"longrope", b"mamba", b"gemma3", b"clip", b"\xff\xfe", b"\x00", b"x" * 300, b"qwen2")
-# Sizes of ggml's types with blocks: elements and bytes.
+# Elements and bytes of a block of ggml's types.
 _BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 8: (32, 34), 30: (1, 2)}
 _MOST_DATA = 1 << 22
 
 
 def mutated(image: Image, rng: random.Random) -> tuple[bytes, str]:
-    """A file with one to three things wrong.
-
-    Returns:
-        Its content, and the names of the mutations.
-    """
+    """Return a file with one to three mutations, and their names."""
     image = copy.deepcopy(image)
     names = []
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
@@ -44,7 +40,7 @@ def mutated(image: Image, rng: random.Random) -> tuple[bytes, str]:
 
 
 def value(image: Image, rng: random.Random) -> None:
-    """Another number or text, also in an array."""
+    """Change a number or text, also in an array."""
     pair = rng.choice(image.pairs)
     if pair.kind != ARRAY:
         pair.value = rng.choice(_others(pair.value))
@@ -62,7 +58,7 @@ def _others(value: Any) -> Sequence[Any]:
 
 
 def kind(image: Image, rng: random.Random) -> None:
-    """The same value as another type."""
+    """Change the type of a value."""
     pair = rng.choice(image.pairs)
     if pair.kind == ARRAY:
         pair.element = rng.choice((*NUMBERS, STRING, ARRAY, 13))
@@ -73,7 +69,7 @@ def kind(image: Image, rng: random.Random) -> None:
 
 
 def array(image: Image, rng: random.Random) -> None:
-    """A shorter or longer one; a value for each layer instead of one for all, or one of them."""
+    """Change the length of an array, or turn a value into an array or back."""
     pair = rng.choice(image.pairs)
     if pair.kind != ARRAY:
         n = rng.choice((0, 1, 2, 3, 4, 513))
@@ -86,7 +82,7 @@ def array(image: Image, rng: random.Random) -> None:
 
 
 def known_key(image: Image, rng: random.Random) -> None:
-    """A key that llama.cpp looks for and that was not there."""
+    """Add a key that llama.cpp reads."""
     texts = [each.value for each in image.pairs if isinstance(each.value, bytes)]
     name, element = rng.choice(_KNOWN_KEYS)
     # the writer begins with the architecture
@@ -136,7 +132,7 @@ _KNOWN_KEYS = (
 
 
 def dropped(image: Image, rng: random.Random) -> None:
-    """One less."""
+    """Remove a key or tensor."""
     items: list[Any] = rng.choice((image.pairs, image.tensors))
     if len(items) > 1:
         items.remove(rng.choice(items))
@@ -144,7 +140,7 @@ def dropped(image: Image, rng: random.Random) -> None:
 
 
 def doubled(image: Image, rng: random.Random) -> None:
-    """One twice; of a tensor also as that of another layer."""
+    """Repeat a key or tensor, also as a tensor of another layer."""
     items: list[Any] = rng.choice((image.pairs, image.tensors))
     item = copy.deepcopy(rng.choice(items))
     if items is image.tensors and rng.random() < 0.7:
@@ -154,7 +150,7 @@ def doubled(image: Image, rng: random.Random) -> None:
 
 
 def renamed(image: Image, rng: random.Random) -> None:
-    """One by the name of another, or by none that is known."""
+    """Exchange two names, or use an unknown one."""
     if rng.random() < 0.4:
         rng.choice(image.pairs).key = rng.choice((*WORDS, rng.choice(image.pairs).key))
         return
@@ -166,7 +162,7 @@ def renamed(image: Image, rng: random.Random) -> None:
 
 
 def shape(image: Image, rng: random.Random) -> None:
-    """Another size, another order, or more dimensions and fewer."""
+    """Change a tensor's sizes, their order or their number."""
     tensor = rng.choice(image.tensors)
     sizes, i = tensor.shape, rng.randrange(len(tensor.shape) or 1)
     if sizes and rng.random() < 0.6:
@@ -179,19 +175,19 @@ def shape(image: Image, rng: random.Random) -> None:
 
 
 def tensor_kind(image: Image, rng: random.Random) -> None:
-    """A tensor of another type."""
+    """Change the type of a tensor."""
     rng.choice(image.tensors).kind = rng.choice((*range(-1, 45), *_BLOCKS, *_BLOCKS, 2**31 - 1))
     packed_again(image, rng)
 
 
 def offset(image: Image, rng: random.Random) -> None:
-    """A tensor somewhere else."""
+    """Change the offset of a tensor."""
     tensor = rng.choice(image.tensors)
     tensor.offset = rng.choice((*SIZES, tensor.offset + 32, tensor.offset - 32, tensor.offset + 1))
 
 
 def packed_again(image: Image, rng: random.Random) -> None:
-    """Mostly: put the tensors one behind the other, and let the data be long enough."""
+    """In 4 of 5 cases make the offsets consecutive and the data long enough."""
     end = 0
     if rng.random() < 0.2:
         return
@@ -210,7 +206,7 @@ def packed_again(image: Image, rng: random.Random) -> None:
 
 
 def counts(image: Image, rng: random.Random) -> None:
-    """More or fewer keys or tensors than the header says; another version of the format."""
+    """Change the number of keys or tensors, or the format version."""
     n = rng.choice((-1, 1, 2, 1 << 20, 2**40, 2**63 - 1, 2**63))
     name = rng.choice(("more_pairs", "more_tensors", "version"))
     setattr(image, name, n % 2**32 if name == "version" else n)

@@ -1,5 +1,5 @@
-// Products that go wrong, in front of ggml's (LD_PRELOAD): those of weights in Q4_0 that it rearranges
-// end the process, and those of Q5_1 are rubbish in every form.
+// Wrong matrix products, preloaded before ggml's (LD_PRELOAD): those of repacked Q4_0 weights end the process, those of Q5_1
+// are wrong in every form.
 
 #include <signal.h>
 #include <stddef.h>

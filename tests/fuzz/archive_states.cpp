@@ -1,7 +1,7 @@
-// Fuzz target: the part of an archive that a state has, without a file. What is read can be used, written and read again;
-// what is refused changes nothing.
+// Fuzz target: the archive in a state, without a file. A loaded archive can be used, written and loaded again; a refused state
+// changes nothing.
 //
-// The first byte of an input chooses the settings of the archive, the second one what is done with it; the state follows.
+// The first byte of an input selects the archive settings, the second byte the operations; the state follows.
 
 #include "archives.h"
 #include "mutator.h"
@@ -13,10 +13,10 @@
 
 static constexpr size_t FRONT = 2;
 
-// What the pages say of those before them is left as it is: most are made right, or no second page would be reached.
+// Flag of page links that stay wrong. Most are corrected, so that the parser reaches the second page.
 static constexpr uint8_t RAW = 0x80;
 
-// What a state begins with; the sum of the text before the first page is the last of it.
+// The header of a state; its last field is the checksum of the text before the first page.
 static constexpr size_t SIZE_OF_NUMBERS = 40;
 
 static void make_right(bytes & state, size_t page_size) {
@@ -72,7 +72,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     check_rows(*archive);
     check_state(*archive, data[0]);
 
-    // positions end there
+    // positions have 32 bits
     static constexpr uint32_t MORE = 140;
     if (archive->next() <= std::numeric_limits<int32_t>::max() - int32_t(MORE)) {
         extend(*archive, MORE, random);
@@ -83,7 +83,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     return 0;
 }
 
-// Those of the state, or those of one of its pages.
+// Returns the offset of the numbers in the state's header or in a page.
 static size_t begin_of_numbers(const uint8_t * data, size_t size, random_numbers & random) {
     const size_t page_size = page_size_of(*new_archive(data[0]));
     const size_t n_pages   = (size - FRONT) / page_size;

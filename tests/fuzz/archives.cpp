@@ -78,7 +78,7 @@ bool read_state(llama_h2o_archive & archive, const bytes & state, int32_t & n_mi
     return true;
 }
 
-// Of all heads, one after the other.
+// Rows of all heads, concatenated.
 static bytes rows_of(const llama_h2o_archive & archive, uint32_t page) {
     bytes res;
     const auto add = [&](const char * rows, uint64_t size) {

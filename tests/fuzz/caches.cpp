@@ -13,7 +13,7 @@
 static constexpr int32_t N_LAYER  = 2; // as models.py writes them
 static constexpr int32_t N_VOCAB  = 288;
 static constexpr uint32_t N_CELLS = 256; // the fewest that llama.cpp makes
-static constexpr uint32_t N_POS   = 64;  // so that texts are re-based soon
+static constexpr uint32_t N_POS   = 64;  // small, for early re-bases
 
 struct settings {
     const char * model;
@@ -26,7 +26,7 @@ struct settings {
     uint64_t archive_size;
 };
 
-// Each takes another way through what is written of a layer, of the queries or of the archive.
+// Each takes another path through the parser of layers, queries or the archive.
 static constexpr settings SETTINGS[] = {
     { "llama", "h2o-far:near=8,half_life=20", 0, GGML_TYPE_F16, true, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
     { "llama", "queries", LLAMA_H2O_NEEDS_QUERY_ATTENTION, GGML_TYPE_F16, false, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
@@ -234,7 +234,7 @@ std::vector<llama_token> random_tokens(uint32_t n, random_numbers & random) {
 }
 
 void set_checksum(bytes & state) {
-    // what llama.cpp puts in front is not summed up
+    // llama.cpp's header is not part of the checksum
     static constexpr size_t FRONT = 2 * sizeof(uint32_t);
 
     if (state.size() < FRONT + sizeof(uint64_t)) {

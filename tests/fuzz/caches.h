@@ -11,13 +11,13 @@
 #include <cstdint>
 #include <vector>
 
-// How many contexts there are, each with settings of its own: models, policies, types of rows, archives.
+// The number of contexts, each with its own model, policy, row type and archive.
 size_t n_caches();
 
-// One text at a time in a context.
+// A context with one text at a time.
 class cache {
 public:
-    // of models in the folder that PYH2O_FUZZ_MODELS names; each is made when it is first asked for
+    // created on first use, from models in the folder PYH2O_FUZZ_MODELS
     static cache & of(size_t i);
 
     ~cache() { llama_free(ctx); }
@@ -29,24 +29,24 @@ public:
 
     llama_h2o_stats stats() const;
 
-    // what would be there after clear(), and nothing of a text
+    // checks that the cache is as after clear()
     bool is_empty() const;
 
     void clear();
 
-    // positions and scores make sense in all layers that are evicted
+    // checks positions and scores in all layers with eviction
     void check_rows() const;
 
     bytes state() const;
     bool load(const bytes & state);
 
-    // Reads tokens behind the text; false where llama.cpp refuses to.
+    // Appends tokens; false if llama.cpp fails.
     bool read(const std::vector<llama_token> & tokens);
 
-    // of the last token that was read
+    // logits of the last token
     std::vector<float> logits() const;
 
-    // at most so many tokens at the end of the text, as far as they can be removed
+    // removes up to this many tokens at the end, as far as possible
     void remove_tail(uint32_t n);
 
     void reset_found();
@@ -71,8 +71,8 @@ private:
     llama_h2o_params params;
 };
 
-// Of no meaning.
+// Random tokens.
 std::vector<llama_token> random_tokens(uint32_t n, random_numbers & random);
 
-// A state, as llama_state_seq_get_data() writes it, with the checksum that it should have.
+// Corrects the checksum of a state of llama_state_seq_get_data().
 void set_checksum(bytes & state);

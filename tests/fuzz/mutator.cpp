@@ -31,8 +31,8 @@ static void change(uint8_t * place, const uint8_t * other, random_numbers & rand
     std::memcpy(place, &number, sizeof(number));
 }
 
-// One change to a number of 1, 4 or 8 bytes at data[first] or behind it, most often near it: what a parser reads as numbers
-// is in front, and would hardly be met among all the rows.
+// Changes a number of 1, 4 or 8 bytes at or after data[first], most often close to it: the numbers that a parser reads are at
+// the front, and random offsets would rarely reach them among the rows.
 static void change_number(uint8_t * data, size_t first, size_t size, random_numbers & random) {
     static constexpr size_t NEAR = 800;
 

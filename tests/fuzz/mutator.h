@@ -1,4 +1,4 @@
-// What the custom mutators of the fuzz targets share.
+// The custom mutator of the fuzz targets.
 
 #pragma once
 
@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
-// Changes an input by libFuzzer's own means, or a few of its numbers.
-//   n_front      bytes in front that choose what is done with the rest
-//   begin_of     where numbers are, for the data and its size: they are changed most often near that place
+// Changes an input with libFuzzer's mutator, or some of its numbers.
+//   n_front      selecting bytes at the front
+//   begin_of     returns an offset of numbers, close to which most changes are made
 size_t mutate(uint8_t * data,
         size_t size,
         size_t max_size,

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-// Of all the libraries, too: no flags are needed to repeat what was found.
+// Options of the sanitizers, also for the libraries, so that repeating a finding needs no flags.
 extern "C" const char * __ubsan_default_options();
 extern "C" const char * __ubsan_default_options() {
     return "halt_on_error=1:print_stacktrace=1:suppressions=" SUPPRESSIONS;

@@ -1,4 +1,4 @@
-// What the fuzz targets share.
+// Helpers of the fuzz targets.
 
 #pragma once
 
@@ -8,10 +8,10 @@
 
 using bytes = std::vector<uint8_t>;
 
-// What does not hold ends the program, so that libFuzzer keeps the input.
+// Ends the program if a condition is false, so that libFuzzer keeps the input.
 void expect(bool holds, const char * what);
 
-// Numbers of a seed, the same on every machine.
+// Random numbers, the same on every machine.
 class random_numbers {
 public:
     explicit random_numbers(uint64_t seed) : state(seed) {}

@@ -1,4 +1,4 @@
-// Writes the seeds that are kept in tests/fuzz/corpus: whole states and files, for the fuzz targets to change.
+// Writes the seeds in tests/fuzz/corpus: valid states and files.
 //
 //   seeds FOLDER
 
@@ -11,7 +11,7 @@
 #include <fstream>
 #include <string>
 
-// An input: the bytes that choose, and what is parsed.
+// Writes an input: the selecting bytes, then the parsed data.
 static void write(
         const std::filesystem::path & folder, const std::string & name, const bytes & front, const bytes & content) {
     std::filesystem::create_directories(folder);
@@ -22,7 +22,7 @@ static void write(
     expect(out.flush().good(), "a seed can be written");
 }
 
-// Texts after compactions and re-bases, and one that is short.
+// Texts after compactions and re-bases, and a short one.
 static void write_states(const std::filesystem::path & folder) {
     random_numbers random(1);
     for (size_t i = 0; i < n_caches(); ++i) {

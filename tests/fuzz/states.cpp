@@ -1,6 +1,6 @@
-// Fuzz target: states of a text. Whatever is loaded, the text can go on; what is refused leaves an empty cache.
+// Fuzz target: states of a text. A loaded text can be continued; a refused state leaves an empty cache.
 //
-// The first byte of an input chooses the settings of the cache, the second one what is done with it; the state follows.
+// The first byte of an input selects the cache settings, the second byte the operations; the state follows.
 
 #include "caches.h"
 #include "mutator.h"
@@ -13,10 +13,10 @@
 
 static constexpr size_t FRONT = 2;
 
-// How the checksum of the input is left as it is: most are made right, or nothing behind it would be tried.
+// Flag of a checksum that stays wrong. Most are corrected, so that the parser continues after it.
 static constexpr uint8_t RAW = 0x80;
 
-// What a cache says to a text that begins anew; a state that was refused must not be seen in it.
+// Logits of a new text, which must not depend on a refused state.
 static const std::vector<float> & logits_of_new_text(size_t i) {
     static std::map<size_t, std::vector<float>> all;
 
@@ -38,14 +38,14 @@ static void check_new_text(size_t i) {
     expect(cleared.logits() == logits_of_new_text(i), "a new text is what it always is");
 }
 
-// What was written is loaded, and is the same.
+// A written state can be loaded, and is the same.
 static void check_state(cache & text) {
     const bytes state = text.state();
     expect(text.load(state), "what was written can be loaded");
     expect(text.state() == state, "and is the same then");
 }
 
-// False where the rows were no numbers, which a state may have: what is read is none either, or llama.cpp refuses to.
+// Returns false if the state has rows that are not finite: then the logits are not finite either, or llama.cpp fails.
 static bool read(cache & text, uint32_t n, random_numbers & random) {
     if (!text.read(random_tokens(n, random))) {
         return false;

@@ -153,12 +153,6 @@ class Archive:
         """Continue the file's text; the held tokens are written there if it `moves`."""
         self.call("open_file", str(path).encode(), text, moves)
 
-    def close_file(self) -> None:
-        self.call("close_file")
-
-    def flush(self) -> None:
-        self.call("flush")
-
     @property
     def write_error(self) -> str:
         error: bytes = self.native.archive_write_error(ctypes.c_void_p(self.made))

@@ -17,6 +17,8 @@ from cli_fakes import LoadedModel, Output, run
 from pyh2o import Llama
 from pyh2o.cli.options import RunOptions
 from pyh2o.sessions import story
+from pyh2o.sessions.chats import open_chats
+from pyh2o.sessions.listing import story_text
 from pyh2o.writing.sampling import Sampling
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -24,12 +26,12 @@ from tiny_llama import tiny_llama
 WINDOW = 1024
 
 
-def tiny_model(folder: Path) -> Path:
+def tiny_model(folder: Path, **shape: Any) -> Path:
     """Write a model that never ends its text and has a longer trained context than any test needs.
 
     The logit of its end-of-text token is always 0, and the 40 most probable of 384 have more.
     """
-    path = write_tiny_gguf(folder / "tiny.gguf", seed=17, n_ctx_train=1 << 17)
+    path = write_tiny_gguf(folder / "tiny.gguf", seed=17, n_ctx_train=1 << 17, **shape)
     reader = GGUFReader(path, "r+")
     end = int(reader.fields["tokenizer.ggml.eos_token_id"].contents())
     [output] = [tensor for tensor in reader.tensors if tensor.name == "output.weight"]
@@ -104,9 +106,7 @@ TALE = "Once upon a time there was \N{SNOWMAN}. The end.\n\nNo: another day came
 """A script that needs several bytes for a character, and has the same words more than once."""
 
 
-STORY, CHECKPOINT, RECORDS = Path("story.txt"), Path("story.txt.h2o"), Path("story.txt.jsonl")
-"""What there is of a story in the folder of a test, where nothing else is wrong."""
-WHOLE = [STORY.name, CHECKPOINT.name, f"{CHECKPOINT.name}.kv", RECORDS.name]
+STORY = Path("story.txt")
 
 
 def begin(*arguments: str) -> Output:
@@ -165,8 +165,16 @@ def wrote(output: Output) -> int:
 
 
 def names(folder: Path = Path()) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    """Return the names of the files in a folder."""
+    return sorted(path.name for path in folder.iterdir() if path.is_file())
 
 
 def now_there() -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in Path().iterdir()}
+    return {name: Path(name).read_bytes() for name in names()}
+
+
+def saved_stories() -> list[tuple[str, str]]:
+    """Return title and text of each saved story."""
+    with open_chats() as database:
+        texts = [database.read(info.id) for info in database.texts()]
+        return [(contents.info.title, story_text(contents)) for contents in texts]

@@ -9,6 +9,7 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from pyh2o.cli.chat import answers, command
 from pyh2o.cli.chat.input import PROMPT, ScriptSource
 from pyh2o.core.text import Text
 from pyh2o.sessions import conversation as conversation_module
+from pyh2o.sessions.chats import locked, open_chats
 from pyh2o.writing import answer as answer_module
 from pyh2o.writing.sampling import Sampling
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
@@ -191,6 +193,22 @@ def answers_of() -> list[tuple[str, str]]:
 def notes_of(output: Output) -> list[str]:
     """Return the notes without the footers."""
     return [line for line in output.notes.splitlines() if " tokens cached" not in line]
+
+
+def titles() -> list[str]:
+    """Return the titles of the saved texts."""
+    with open_chats() as database:
+        return sorted(text.title for text in database.texts())
+
+
+@contextmanager
+def held(title: str) -> Iterator[None]:
+    """Open a session as another chat does."""
+    with open_chats() as database:
+        text = database.find(title)
+        assert text is not None
+        with locked(database, text):
+            yield
 
 
 class Person(ScriptSource):

@@ -86,22 +86,6 @@ def test_a_state_is_loaded_with_any_archive_limit(path: Path, rng: np.random.Gen
     assert_same_future(saved, loaded, random_tokens(rng, 60))
 
 
-def test_a_state_is_saved_after_its_archive_was_closed(
-    path: Path, rng: np.random.Generator
-) -> None:
-    """Another archive starts with the tokens that are recent then."""
-    llm = recall_llama(path)
-    llm.eval(random_tokens(rng, 150))
-    llm.text.cache.close_archive()
-    for n_more in (0, 3, 30):
-        llm.eval(random_tokens(rng, n_more))
-        other = recall_llama(path)
-        other.load_kv_state(llm.kv_state(), llm.input_ids[: llm.n_tokens].tolist())
-        assert other.kv.archived == llm.kv.archived
-    assert llm.kv.archived > 0
-    assert_same_future(llm, other, random_tokens(rng, 50))
-
-
 def state_of(data: bytes, kv: KVStatistics) -> State:
     return State(data, kv.used, kv.bytes_archive)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from pyh2o import Conversation, Llama
 from pyh2o.errors import SessionError
 from pyh2o.sessions.chats import open_chats
 from pyh2o.sessions.database import Database
+from pyh2o.sessions.messages import packed
+from pyh2o.sessions.older import read_older
 from pyh2o.sessions.story import Story
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
@@ -86,6 +90,56 @@ def test_they_are_imported_once(llm: Llama, folder: Path) -> None:
     assert {path.name: path.read_bytes() for path in folder.glob("*.h2o")} == before
     with pytest.raises(SessionError, match=r"damaged\.h2o is damaged"):
         Conversation.load(folder / "damaged.h2o", llm)
+
+
+def header_of(file: Path) -> dict[str, Any]:
+    with zipfile.ZipFile(file) as archive:
+        header: dict[str, Any] = json.loads(archive.read("header.json"))["header"]
+    return header
+
+
+@pytest.mark.parametrize("is_newest", [True, False])
+def test_an_answer_in_progress_is_loaded_as_interrupted(
+    llm: Llama, tmp_path: Path, is_newest: bool
+) -> None:
+    """Unless the session was saved after it was recorded."""
+    talk, tale = (Path(shutil.copy(file, tmp_path)) for file in (TALK, TALE))
+    records = []
+    for file in (talk, tale):
+        tokens = tokens_in(file)
+        start = len(tokens) - 3
+        more = tokens[5:14]
+        sum_of = zlib.crc32(packed(tokens if is_newest else tokens[1:]))
+        record = {"session": sum_of, "start": start, "tokens": more, "n_turns": 0, "kept": []}
+        records.append(
+            record | {"turn": {}, "pictures": {"a" * 64: "eA=="}, "story": None, "n_characters": 0}
+        )
+    turn = header_of(talk)["turns"][-1]
+    end = turn["end"] + 6
+    turn |= {"answer": "so far", "finish": "interrupted", "thoughts": "Hm.", "end": end}
+    records[0] |= {"n_turns": 2, "turn": turn}
+    header = header_of(tale)
+    text = header["notes"]["text"]
+    header |= {"finish": None, "notes": {"text": " and so far"}}
+    records[1] |= {"story": header, "n_characters": len(text) - 2}
+    for file, record in zip((talk, tale), records, strict=True):
+        file.with_name(f"{file.name}.unfinished").write_text(json.dumps(record))
+    talk_now, tale_now = read_older(talk), read_older(tale)
+    if not is_newest:
+        assert (talk_now, tale_now) == (
+            replace(read_older(TALK), info=talk_now.info),
+            replace(read_older(TALE), info=tale_now.info),
+        )
+        return
+    assert talk_now.pictures == {"a" * 64: b"x"}
+    records[0]["pictures"] = {}
+    talk.with_name(f"{talk.name}.unfinished").write_text(json.dumps(records[0]))
+    last = Conversation.load(talk, llm).turns[-1]
+    assert (last.answer, last.finish, last.reasoning) == ("so far", "interrupted", "Hm.")
+    assert len(talk_now.messages) == 3
+    story = Story.load(tale, llm)
+    assert (len(story.tokens), story.finish) == (len(tokens_in(TALE)) + 6, "interrupted")
+    assert tale_now.messages[-1].answer.endswith(f"{text[-10:-2]} and so far")
 
 
 CHANGES: list[Callable[[dict[str, Any]], object]] = [

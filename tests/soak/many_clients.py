@@ -1,10 +1,10 @@
-"""A load of many clients on a server: right answers, those that leave or are turned away, memory.
+"""Load a server with many clients; check answers and memory.
 
     python tests/soak/many_clients.py --minutes 5
 
-Each answer is compared with what its request gets alone; a fifth of the streams is left in the
-middle. The exit status is 1 if an answer is wrong, or if memory has grown by more than GROWTH_MIB
-since a fifth of the time had passed.
+Each client requests one completion after the other; a fifth of the streams is closed in the middle.
+Each answer is compared with that of a `Llama` with the same settings. The exit status is 1 if an
+answer is wrong, or if memory has grown by more than GROWTH_MIB after a fifth of the time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from own_memory import own_bytes
 from tiny_gguf import write_tiny_gguf
 
-# What is kept of texts for those that go on has limits, but is not full by then.
+# Prefix cache and archives have limits that are not reached after a fifth of the time.
 GROWTH_MIB = 16.0
 SAMPLING = {
     "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.1
@@ -49,7 +49,7 @@ NO_CONNECTION = 0
 
 @dataclass(frozen=True)
 class Asked:
-    """One request; its client leaves after so many chunks, or stays."""
+    """One request; its client disconnects after this many chunks, or never."""
 
     prompt: str
     max_tokens: int
@@ -58,7 +58,7 @@ class Asked:
 
 
 def some_requests() -> list[Asked]:
-    """Of random lengths, with prompts of words of random letters."""
+    """Return requests of random lengths and prompts."""
     rng = random.Random(1)
     asked = []
     for seed in range(N_REQUESTS):
@@ -73,10 +73,10 @@ def some_requests() -> list[Asked]:
 
 
 class Load:
-    """What the clients get: requests in the order in which they began, and texts by that place."""
+    """The clients: numbers of the sent requests, and texts of completed answers by index."""
 
     def __init__(self, address: str, pool: list[Asked], seconds: float) -> None:
-        """Draw from these requests for so many seconds."""
+        """Sample from these requests for `seconds`."""
         self.numbers: list[int] = []
         self.answers: dict[int, str] = {}
         self.statuses: Counter[int] = Counter()
@@ -93,7 +93,7 @@ class Load:
             yield len(self.numbers) - 1, pool[number]
 
     async def run(self, n_clients: int) -> None:
-        """Let so many clients ask until all requests were made."""
+        """Run the clients until the time is over."""
         await asyncio.gather(*(self._ask_all() for _ in range(n_clients)))
 
     async def _ask_all(self) -> None:
@@ -104,7 +104,7 @@ class Load:
     async def _was_taken(self, i: int, asked: Asked) -> bool:
         try:
             text = await self._ask(asked)
-        except openai.APIConnectionError:  # it was closed just when it was used again
+        except openai.APIConnectionError:  # closed while idle
             self.statuses[NO_CONNECTION] += 1
             return False
         except openai.APIStatusError as error:
@@ -118,7 +118,7 @@ class Load:
         return True
 
     async def _ask(self, asked: Asked) -> str | None:
-        """The answer; None if its client left."""
+        """Return the answer, or None if the client disconnected."""
         chunks = await self._client.completions.create(
             model="any",
             prompt=asked.prompt,
@@ -138,7 +138,7 @@ class Load:
 
 
 async def watched(load: Load, n_clients: int, pid: int) -> list[float]:
-    """Run the load, and say every minute how it goes; MiB of memory that the server had."""
+    """Run the load, print a line per minute, and return the server's MiB of memory over time."""
     used: list[float] = []
 
     async def look() -> None:
@@ -159,19 +159,19 @@ async def watched(load: Load, n_clients: int, pid: int) -> list[float]:
 
 @contextmanager
 def running_server(model: Path) -> Iterator[tuple[str, int]]:
-    """A server in a process of its own: its address and its process id."""
+    """Run a server in a separate process; yield its address and process ID."""
     command = [sys.executable, "-m", "pyh2o.cli", "serve", "--model", str(model), "--port", "0"]
-    # so small that texts are evicted, and that the store is full soon
+    # small enough that texts are evicted and the prefix cache is full soon
     command += ["--texts", "8", "--store-mib", "4", "--ctx", str(CACHE["n_ctx"])]
     command += ["--slack", str(CACHE["slack"]), "--threads", "1"]
-    # the installed package, and not a folder of its name where this was called
+    # the installed package, not a folder of that name
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stderr is not None
             lines = iter(process.stderr.readline, "")
             address = next(found[0] for line in lines if (found := re.search(r"http\S+", line)))
-            # whom it turns away is told there, too, and somebody has to read it
+            # the server logs rejected requests, and a full pipe would block it
             threading.Thread(target=deque, args=(lines, 0), daemon=True).start()
             yield address, process.pid
         finally:
@@ -179,16 +179,16 @@ def running_server(model: Path) -> Iterator[tuple[str, int]]:
 
 
 def n_wrong(load: Load, pool: list[Asked], llm: Llama) -> int:
-    """How many answers are not what their request gets alone."""
+    """Return the number of answers that differ from those of the same request alone."""
     alone_: dict[int, str] = {}
-    for place in load.answers:
-        number = load.numbers[place]
+    for i in load.answers:
+        number = load.numbers[i]
         alone_[number] = alone_.get(number) or alone(pool[number], llm)
-    return sum(text != alone_[load.numbers[place]] for place, text in load.answers.items())
+    return sum(text != alone_[load.numbers[i]] for i, text in load.answers.items())
 
 
 def alone(asked: Asked, llm: Llama) -> str:
-    """What a request gets from a model that has nothing else to do."""
+    """Return the answer to a request alone."""
     llm.reset()
     answer: Any = llm.create_completion(
         asked.prompt, max_tokens=asked.max_tokens, seed=asked.seed, **SAMPLING
@@ -205,7 +205,7 @@ def main() -> None:
     pool = some_requests()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        # weights of which texts among others get the same bits as alone
+        # weights for which a batch gives the same bits as a single text
         model = write_tiny_gguf(
             Path(folder) / "tiny.gguf", seed=1, n_ctx_train=1024, dtype=GGMLQuantizationType.Q8_0
         )

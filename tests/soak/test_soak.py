@@ -1,4 +1,4 @@
-"""`make soak` for some seconds: it fails where an answer is wrong, or where there is none."""
+"""`make soak` for some seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from compiled import ROOT
 
 
-def test_a_server_under_load_answers_rightly() -> None:
+def test_answers_of_a_loaded_server_are_right() -> None:
     command = [sys.executable, str(ROOT / "tests" / "soak" / "many_clients.py")]
     done = subprocess.run(
         [*command, "--minutes", "0.05", "--clients", "12"],

@@ -51,24 +51,24 @@ def test_there_are_three_examples() -> None:
 @pytest.mark.parametrize("name", ["chat", "story", "what_stays"])
 def test_a_missing_model_is_reported_first(name: str, tmp_path: Path) -> None:
     error = run(name, folder=tmp_path)
-    assert error.startswith("there is no model")
+    assert error.startswith("no such model")
     assert error.endswith("run `pyh2o models fetch`, or give a GGUF file\n")
     assert error.count("\n") == 1
 
 
 def test_chat_example_answers(model: Path, tmp_path: Path) -> None:
     shown = run("chat", model, folder=tmp_path, given="Hello?\nAnd then?\n\nnot read\n")
-    assert shown.startswith("tiny listens\n")
+    assert shown.startswith("tiny: type a message\n")
     assert shown.count("[KV ") == 2
 
 
 def test_story_example_resumes(model: Path, tmp_path: Path) -> None:
-    first = run("story", model, "30", "story.h2o", folder=tmp_path)
+    first = run("story", model, "30", "tale.story", folder=tmp_path)
     assert first.startswith("Once upon a time, at the sea,")
-    assert "[30 tokens in story.h2o" in first
-    second = run("story", model, "20", "story.h2o", folder=tmp_path)
-    assert second.startswith("going on with story.h2o after ")
-    assert "[50 tokens in story.h2o" in second
+    assert "[30 tokens in tale.story" in first
+    second = run("story", model, "20", "tale.story", folder=tmp_path)
+    assert second.startswith("resuming tale.story after ")
+    assert "[50 tokens in tale.story" in second
 
 
 def test_kept_rows_example_prints_them(model: Path, tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
     archive_cells(parts, s, cells);
     if (!st.archive->error().empty()) {
         st.tokens.clear();
-        st.archive_trouble = "nothing is archived any more: " + st.archive->error();
+        st.archive_error = "nothing is archived any more: " + st.archive->error();
     }
 }
 

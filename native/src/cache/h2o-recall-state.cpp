@@ -11,7 +11,7 @@ void llama_h2o_write_recall(llama_h2o_state_writer & out, const llama_h2o_stream
         return;
     }
 
-    st.archive->write_state([&](const void * data, size_t size) { out.write(data, size); }, st.archive_in_states);
+    st.archive->write_state([&](const void * data, size_t size) { out.write(data, size); });
     out.write(uint32_t(st.tokens.size()));
     out.write(st.tokens);
 
@@ -32,9 +32,9 @@ void llama_h2o_read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts,
     st.index->suspend();
     const int32_t n_missing = st.archive->read_state([&](void * data, size_t size) { in.read(data, size); });
     if (n_missing > 0) {
-        st.archive_trouble = "the archive's file lacks rows, or they are damaged: " + std::to_string(n_missing) +
-                             " tokens before position " + std::to_string(st.archive->first()) +
-                             " cannot be found any more";
+        st.archive_error = "the archive's file lacks rows, or they are damaged: " + std::to_string(n_missing) +
+                           " tokens before position " + std::to_string(st.archive->first()) +
+                           " cannot be found any more";
     }
 
     uint32_t n_tokens;

@@ -34,9 +34,8 @@ struct llama_h2o_stream {
     std::shared_ptr<llama_h2o_archive> archive; // null: none
     std::shared_ptr<llama_h2o_index> index;     // of the archive; may be null
     std::vector<int32_t> tokens;                // ids of the tokens that are not archived yet
-    std::string archive_trouble;                // its error in one line, or empty
-    bool archive_in_states = false;             // states contain the whole archive, even if it has a file
-    uint64_t n_looked      = 0;                 // tokens that have searched it, see llama_h2o_stats
+    std::string archive_error;                  // its error in one line, or empty
+    uint64_t n_looked = 0;                      // tokens that have searched it, see llama_h2o_stats
 
     std::vector<llama_h2o_text_mark> marks; // ascending; none from before the last compaction or re-base
 
@@ -76,7 +75,7 @@ struct llama_h2o_stream {
             index->reset_gains();
             reset_retrieved();
         }
-        archive_trouble.clear();
+        archive_error.clear();
         count = {};
 
         broken        = false;

@@ -145,8 +145,6 @@ public:
     // Whether a page is undamaged. Reads all of it.
     bool is_sound(uint32_t page) const;
 
-    void sync() { file.sync(); }
-
     // releases the memory of a page until it is read again
     void release(uint32_t page) const;
 

@@ -101,18 +101,6 @@ void llama_h2o_mapped_file::truncate(uint64_t size) {
     }
 }
 
-void llama_h2o_mapped_file::sync() {
-#ifdef __APPLE__
-    // on macOS fsync() does not flush the cache of the disk; F_FULLFSYNC does, if the disk supports it
-    const bool is_done = fcntl(fd, F_FULLFSYNC) == 0 || fsync(fd) == 0;
-#else
-    const bool is_done = fdatasync(fd) == 0;
-#endif
-    if (!is_done) {
-        fail("written");
-    }
-}
-
 const char * llama_h2o_mapped_file::map(uint64_t offset, uint64_t size) {
     const uint64_t before = offset % system_page();
 

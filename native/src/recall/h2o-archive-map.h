@@ -29,9 +29,6 @@ public:
     void write(uint64_t offset, const void * data, size_t size);
     void truncate(uint64_t size);
 
-    // flushes the file to disk
-    void sync();
-
     // Maps a part of the file for the lifetime of the object. It may lie beyond the end of the file; read it only after it has
     // been written.
     const char * map(uint64_t offset, uint64_t size);

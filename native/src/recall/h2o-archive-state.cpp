@@ -66,8 +66,8 @@ static void expect_page(
             "has inconsistent pages");
 }
 
-void llama_h2o_archive::write_state(const write_fn & write, bool all) const {
-    const size_t n_left = all ? 0 : n_in_file; // not written
+void llama_h2o_archive::write_state(const write_fn & write) const {
+    const size_t n_left = n_in_file; // not written
 
     archive_state state = {};
     state.magic         = STATE_MAGIC;

@@ -100,22 +100,6 @@ void llama_h2o_archive::move_to_file(const std::string & path, const llama_h2o_a
     write_error.clear();
 }
 
-void llama_h2o_archive::close_file() {
-    begin_at(0);
-    file.reset();
-    max_pages = max_pages_own;
-}
-
-void llama_h2o_archive::flush() {
-    try {
-        if (file) {
-            file->sync();
-        }
-    } catch (const std::exception & err) {
-        write_error = err.what();
-    }
-}
-
 // Adds the current pages of the file to an empty archive.
 void llama_h2o_archive::hold_pages_of_file() {
     for (uint32_t i = file->page_begin(); i < file->page_end(); ++i) {

@@ -77,12 +77,6 @@ public:
     // archive is unchanged.
     void move_to_file(const std::string & path, const llama_h2o_archive_id & id);
 
-    // Continues with an empty archive in memory. The file is unchanged.
-    void close_file();
-
-    // Flushes the file to disk. Call it before a state is saved that refers to the file.
-    void flush();
-
     // The error after which nothing can be written, in one line, or empty. The archive can still be read, but not extended until
     // it is cleared.
     const std::string & error() const { return write_error; }
@@ -175,8 +169,8 @@ public:
     using write_fn = std::function<void(const void * data, size_t size)>;
     using read_fn  = std::function<void(void * data, size_t size)>;
 
-    // Writes the pages that are not in the file, or all.
-    void write_state(const write_fn & write, bool all = false) const;
+    // Writes the pages that are not in the file.
+    void write_state(const write_fn & write) const;
 
     // Replaces the content by that of a state. Its undamaged pages in the file are used; if pages are missing, the archive starts
     // after them. Nothing changes if the state does not fit or `read` throws.

@@ -36,7 +36,6 @@ def test_whole_pages_are_read_back(rng: np.random.Generator, path: Path, kind: s
     for n in steps:
         append(archive, tokens, rng, n)
         assert_holds(archive, tokens)
-    archive.flush()
     archive.release()
     assert_holds(archive, tokens)
     assert archive.write_error == ""
@@ -119,7 +118,8 @@ def test_memory_of_pages_that_were_read_is_released(path: Path) -> None:
     for _ in range(64):
         archive.call("extend", N_PAGE, pointer(np.zeros(N_PAGE, np.int32)), True)
         archive.call("end_extend")
-    archive.close_file()
+    archive.close()
+    archive = Archive(layers=((4, 128, 128),))
     archive.open_file(path)
     before, size = resident_file_bytes(), 64 * archive.page_bytes()
     for page, head in product(range(64), range(4)):
@@ -231,5 +231,5 @@ def test_an_open_file_is_locked(path: Path) -> None:
     archive = opened(path)
     with pytest.raises(ArchiveError, match="is in use"):
         opened(path)
-    archive.close_file()
+    archive.close()
     opened(path).close()

@@ -45,7 +45,8 @@ def test_a_state_from_memory_is_loaded_into_a_file(
     append(other, {}, rng, 5 * N_PAGE)
     assert other.read_state(archive.state()) == 0
     assert_holds(other, tokens)
-    other.close_file()
+    other.close()
+    other = Archive()
     other.open_file(tmp_path / "archive")
     assert_holds(other, {p: tokens[p] for p in range(2 * N_PAGE)})
 

@@ -160,14 +160,6 @@ int32_t archive_open_file(llama_h2o_archive * archive, const char * path, const 
     return try_to([&] { moves ? archive->move_to_file(path, of_text) : archive->open_file(path, of_text); });
 }
 
-int32_t archive_close_file(llama_h2o_archive * archive) {
-    return try_to([&] { archive->close_file(); });
-}
-
-int32_t archive_flush(llama_h2o_archive * archive) {
-    return try_to([&] { archive->flush(); });
-}
-
 const char * archive_write_error(const llama_h2o_archive * archive) {
     return archive->error().c_str();
 }

@@ -1,4 +1,4 @@
-"""Archives: a saved conversation continues with the rows that left the cache."""
+"""Archives of saved conversations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from archived_talk import assert_equal, names, opened, resume, talk
 from pyh2o import Conversation
 
 
-def test_going_on_from_a_file_is_going_on(path: Path, tmp_path: Path) -> None:
+def test_a_loaded_conversation_continues_as_the_saved_one(path: Path, tmp_path: Path) -> None:
     file = tmp_path / "chat"
     memory, going = Conversation(opened(path)), Conversation(opened(path))
     for i in range(4):
@@ -22,14 +22,26 @@ def test_going_on_from_a_file_is_going_on(path: Path, tmp_path: Path) -> None:
     expected = resume(memory)
     assert_equal(expected, resume(loaded))
     assert_equal(expected, resume(going))
-    assert loaded.llm.archive_trouble == ""
+    assert loaded.reread_reason == ""
 
 
-def test_an_archive_is_built_anew_by_reading_the_text_again(path: Path, tmp_path: Path) -> None:
+def test_reading_the_text_again_rebuilds_the_archive(path: Path, tmp_path: Path) -> None:
     conversation = talk(path)
     conversation.save(tmp_path / "chat")
     (tmp_path / "chat.kv").unlink()
     loaded = Conversation.load(tmp_path / "chat", opened(path))
     assert loaded.turns == conversation.turns
     resume(loaded)
+    assert loaded.llm.kv.archived > conversation.llm.kv.archived
+
+
+def test_a_text_whose_archive_file_is_missing_is_read_again(path: Path, tmp_path: Path) -> None:
+    conversation = Conversation(opened(path, recall_archive=tmp_path / "archive"))
+    for i in range(3):
+        resume(conversation, f"turn {i}")
+    conversation.save(tmp_path / "chat")
+    loaded = Conversation.load(tmp_path / "chat", opened(path))
+    assert "the archive's file lacks rows" in loaded.reread_reason
+    resume(loaded)
+    assert loaded.llm.archive_trouble == ""
     assert loaded.llm.kv.archived > conversation.llm.kv.archived

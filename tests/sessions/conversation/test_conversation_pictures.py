@@ -138,5 +138,5 @@ def test_a_picture_of_an_answer_that_was_cut_off_is_there(
     with tiny_seer(models, **SETTINGS) as other:
         loaded = Conversation.open(database, text, other)
         assert loaded.turns[0].finish == "interrupted"
-        assert database.picture(keys_in(loaded.turns[0].user)[0]) == png(4)
+        assert database.pictures(text) == {keys_in(loaded.turns[0].user)[0]: png(4)}
         assert said(loaded.resume(max_tokens=SHORT))

@@ -44,7 +44,8 @@ def test_a_story_ends_before_a_stop_text_and_can_go_on_behind_it(
     assert again.text() == "So it went. THE END? No. "
 
     again.save(path)
-    last = Story.load(path, llm, until=[""])
+    last = Story.load(path, llm)
+    last.set_ends(until=[""])
     assert "".join(last.write(9)) == "THE END. And so"
     assert last.finish == "length"
 
@@ -99,7 +100,8 @@ def test_a_model_that_may_not_end_its_text(llm: Llama, tmp_path: Path) -> None:
     assert endless.finish == "length"
     assert llm.token_eos() not in endless.tokens
     assert in_pieces([llm], tmp_path / "s.h2o", [900, 1100], **settings, ignore_eos=True) == endless
-    tale = Story.load(tmp_path / "s.h2o", llm, ignore_eos=False)
+    tale = Story.load(tmp_path / "s.h2o", llm)
+    tale.set_ends(ignore_eos=False)
     "".join(tale.write(2000))
     assert tale.finish == "stop"
 

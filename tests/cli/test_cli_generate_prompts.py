@@ -1,4 +1,4 @@
-"""`pyh2o generate`: stories that are told what to write, have a memory, or come from koboldcpp."""
+"""`pyh2o generate`: instructions, memories, and saves of koboldcpp."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from chat_templates import QWEN3
 from chat_turns import ChatTurns
 from cli_fakes import run
-from fake_story import CHECKPOINT, STORY, TALE, FakeModel, fake_model, resume
+from fake_story import STORY, TALE, FakeModel, fake_model, resume
+from pyh2o.sessions.chats import open_chats
 from pyh2o.sessions.messages import unpacked
-from pyh2o.sessions.text_session import read_file
 from pyh2o.writing.thinking import Thinking
 from spoken import write_speaker
 from tiny_llama import tiny_llama
@@ -30,14 +30,14 @@ SAVE = {
 }
 
 
-def test_the_answer_to_a_prompt_is_the_story(fake: FakeModel) -> None:
+def test_the_answer_to_an_instruction_is_the_story(fake: FakeModel) -> None:
     fake.script = [TALE]
     assert run("generate", "-p", "Write of snow.", "--instruct").text == f"{TALE}\n"
     whole = ChatTurns(fake.llm.text.model, None).first_turn("Write of snow.")
     assert fake.llm.input_ids[: len(whole)].tolist() == whole
 
 
-def test_such_a_story_goes_on(fake: FakeModel) -> None:
+def test_a_story_from_an_instruction_is_resumed(fake: FakeModel) -> None:
     """Also after an edit, and with the prompt typed again."""
     fake.script = [TALE]
     run(*TASK, "-n", "29")
@@ -51,12 +51,13 @@ def test_such_a_story_goes_on(fake: FakeModel) -> None:
     assert resume("-n", "60").code == 0
     assert STORY.read_text().startswith("All new, ")
     whole = ChatTurns(fake.llm.text.model, None).first_turn("Write of snow.")
-    messages = read_file(Path(CHECKPOINT))[0].messages
+    with open_chats() as database:
+        messages = database.read(database.texts()[0].id).messages
     tokens = unpacked(b"".join(message.tokens for message in messages))
     assert tokens[: len(whole)] == whole
 
 
-def test_thoughts_are_for_what_is_asked_for(
+def test_reasoning_options_require_an_instruction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_speaker(tmp_path / "tiny.gguf", QWEN3)
@@ -89,7 +90,7 @@ def test_a_memory_is_not_in_the_text(fake: FakeModel) -> None:
     assert STORY.read_text() == f"I: {TALE}\n"
 
 
-def test_a_save_of_koboldcpp_goes_on(fake: FakeModel) -> None:
+def test_a_save_of_koboldcpp_is_continued(fake: FakeModel) -> None:
     Path("save.json").write_text(json.dumps(SAVE))
     fake.script = [" as stone."]
     output = run("generate", "-f", "save.json")
@@ -101,5 +102,7 @@ def test_a_save_of_koboldcpp_goes_on(fake: FakeModel) -> None:
 
 
 @pytest.mark.parametrize("more", [("--echo",), ("--memory", "x")])
-def test_what_goes_with_no_task(fake: FakeModel, more: tuple[str, ...]) -> None:
+def test_options_that_contradict_an_instruction_are_refused(
+    fake: FakeModel, more: tuple[str, ...]
+) -> None:
     assert "--instruct cannot be combined" in run(*TASK, *more).notes
