@@ -59,7 +59,6 @@ class Chat:
     left: bool = False
     refused: bool = False
     _changed: bool = False  # since the last save
-    _trouble: str = ""  # the last printed error of the archive
 
     def run(self) -> None:
         """Answer line after line until /quit or the end of the input."""
@@ -136,7 +135,6 @@ class Chat:
             answer = self._stream(self.results())
         terminal.say(footer(answer, self.conversation.llm.kv), style="dim")
         self._say_end(answer, otherwise)
-        self.say_trouble()
         self.autosave.save(self.conversation)
         if answer.finish == FINISH_INTERRUPTED and not self.source.interactive:
             raise KeyboardInterrupt
@@ -181,13 +179,6 @@ class Chat:
                 else "all text is kept, but a new chat is needed to continue"
             )
             terminal.say(f"{why}; {cure}", style="yellow")
-
-    def say_trouble(self) -> None:
-        """Print a new error of the archive in one line."""
-        trouble = self.conversation.llm.archive_trouble
-        if trouble and trouble != self._trouble:
-            terminal.say(f"warning: {trouble}", style="yellow")
-        self._trouble = trouble
 
     def change(self, action: Callable[[], object]) -> None:
         """Change the conversation, to be saved at the end of the command."""

@@ -51,7 +51,6 @@ def chat_database(chat: Chat) -> AbstractContextManager[Database]:
 def say_last_exchange(chat: Chat) -> None:
     """Show size and last turn of a resumed conversation."""
     say_unread(chat.conversation, chat.answers.all, chat.conversation.reread_reason)
-    chat.say_trouble()
     turns = chat.conversation.turns
     size = f"{count(len(turns), 'turn')}, {count(turns[-1].end if turns else 0, 'token')}"
     terminal.say(f"continuing a conversation of {size}", style="dim")

@@ -222,8 +222,6 @@ def _check_resumed(
             f"the story in {file.path} has another prompt: remove the prompt to resume it, or give "
             "another --output"
         )
-    if story.llm.archive_trouble:
-        terminal.say(f"warning: {story.llm.archive_trouble}", style="yellow")
     own = {name: getattr(story.sampling, name) for name in sampling}
     others = [f"{name} {value}" for name, value in own.items() if value != sampling[name]]
     if others:

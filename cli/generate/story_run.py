@@ -64,8 +64,6 @@ class StoryRun(ModelRun):
         except KeyboardInterrupt:
             self._say_how_to_resume()
             raise
-        if story.llm.archive_trouble:
-            terminal.say(f"warning: {story.llm.archive_trouble}", style="yellow")
         if file is not None and story.written:
             terminal.say(f"the text is in {file.path}")
         terminal.say(self._report())

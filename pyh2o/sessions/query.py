@@ -31,6 +31,8 @@ class Query:
         content = " ".join(content.split())
         # case folding may change the length of a text, but hardly the offset
         start = max(0, content.casefold().find(self.words[0]) - _BEFORE)
+        if start:  # after a whole word
+            start = content.find(" ", start, start + _BEFORE) + 1 or start
         snippet = content[start : start + _SNIPPET]
         after = "..." if start + _SNIPPET < len(content) else ""
         return f"{'...' if start else ''}{snippet}{after}"
