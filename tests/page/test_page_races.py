@@ -313,7 +313,7 @@ window.fetch = async (path, request) => {
   const response = await real(path, request);
   if (!String(path).endsWith("/answers")) return response;
   const reader = response.body.getReader();
-  let left = 5;
+  let left = 30;  // the answer has some tokens by then
   const pull = async (to) => {
     const { value } = await reader.read();
     if (left-- > 0) return to.enqueue(value);
