@@ -123,19 +123,18 @@ class ChatTemplate:
             return [*turns]
         return [*turns[:_FIRST], *turns[-_LAST:]]
 
-    def frames(self, turns: Sequence[Turn], **settings: Any) -> Frames:
+    def frames(self, turns: Sequence[Turn]) -> Frames:
         """Render a prompt for the last turn, with a word for each answer of the other turns.
 
         Args:
             turns: the turns, at least one; the last one may have steps.
-            settings: other fields of the request.
 
         Raises:
             PyH2OError: the template refuses the messages, or does not write every answer once.
         """
         for in_names in (False, True):
             messages, words = self._messages(turns, in_names=in_names)
-            prompt = self._rendered(messages, **settings)
+            prompt = self._rendered(messages)
             parts = _WORD.split(prompt.text)
             if parts[1::2] == [str(n) for n in range(sum(words))]:
                 ends = [sum(words[:n]) for n in range(len(words) + 1)]
@@ -251,10 +250,9 @@ class ChatTemplate:
                 messages.append({"role": "assistant", "content": f"{_KEY}n{sum(words) - 1}x"})
         return messages, words
 
-    def _rendered(self, messages: list[dict[str, Any]], **settings: Any) -> Prompt:
+    def _rendered(self, messages: list[dict[str, Any]]) -> Prompt:
         tools = [tool.for_template() for tool in self.tools]
-        settings = {"keep_reasoning": True, **settings}
-        request = Request(messages=messages, tools=tools, reasoning=self.thinking, **settings)
+        request = Request(messages=messages, tools=tools, reasoning=self.thinking)
         try:
             return rendered(self._model, request)
         except ChatError as error:
@@ -286,15 +284,19 @@ class ChatTemplate:
         except UnsupportedModelError as error:
             raise SettingsError(f"with tools {error}: {cure}") from error
 
-    def _writes_turns_alike(self) -> bool:
-        """Return whether the texts between messages and answers are the same in all later turns."""
-        roles = ("user", "assistant") * 4 + ("user",)
-        messages = [{"role": r, "content": f"{_KEY}n{n}x"} for n, r in enumerate(roles)]
+    def _trial(self, n_messages: int) -> Prompt:
+        """Render a conversation whose messages and answers are words."""
+        messages = [
+            {"role": ("user", "assistant")[n % 2], "content": f"{_KEY}n{n}x"}
+            for n in range(n_messages)
+        ]
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
-        longer, shorter = (
-            _WORD.split(self._rendered(messages[:end]).text)[::2] for end in (None, -2)
-        )
+        return self._rendered(messages)
+
+    def _writes_turns_alike(self) -> bool:
+        """Return whether the texts between messages and answers are the same in all later turns."""
+        longer, shorter = (_WORD.split(self._trial(n).text)[::2] for n in (9, 7))
         head, *between, end = longer
         pairs = list(zip(between[1::2], between[2::2], strict=False))
         return shorter == [head, *between[:-2], end] and len(set(pairs)) == 1
@@ -305,13 +307,7 @@ class ChatTemplate:
         Raises:
             UnsupportedModelError: the template does not write every message once.
         """
-        messages = [
-            {"role": role, "content": f"{_KEY}n{number}x"}
-            for number, role in enumerate(("user", "assistant", "user"))
-        ]
-        if self.system is not None:
-            messages.insert(0, {"role": "system", "content": self.system})
-        prompt = self._rendered(messages)
+        prompt = self._trial(3)
         parts = _WORD.split(prompt.text)
         if parts[1::2] != ["0", "1", "2"]:
             raise _not_once()
